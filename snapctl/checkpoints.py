@@ -1,0 +1,599 @@
+"""Checkpoints: which directories count, what state they are in, when they were written.
+
+A save directory holds checkpoints: its direct child directories whose names are canonical decimal numbers. Everything
+else in it is left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from snapctl.errors import (
+    BucketNotFoundError,
+    CheckpointNotFoundError,
+    InvalidPathError,
+    ManifestError,
+    SaveDirNotFoundError,
+    StorageError,
+    StorageNotFoundError,
+)
+from snapctl.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from snapctl.markers import (
+    DELETING_NAME,
+    MARKER_DIR,
+    PIN_NAME,
+    Claim,
+    Marker,
+    Pin,
+    claim_of_path,
+    parse_claim,
+    parse_marker,
+    parse_pin,
+    partition_of_marker,
+)
+from snapctl.save_record import SAVE_RECORD_PATH, SaveRecord, parse_save_record
+from snapctl.storage import FileInfo, ScannedDir, Storage, collect_errors, open_storage, run_parallel
+
+State = Literal["complete", "incomplete", "unreadable"]
+Chooser = Callable[[Sequence["Checkpoint"]], Sequence["Checkpoint"]]
+
+FUTURE_TOLERANCE_SECONDS = 300.0
+EARLIEST_SAVE_TIME = 1640995200.0
+"""2022-01-01: torchsnapshot is younger. Earlier times come from copies, images and broken clocks."""
+
+_STEP = re.compile(r"0|[1-9][0-9]*")
+_WANTED = (MANIFEST_NAME, DELETING_NAME, PIN_NAME, ".snapctl/", f"{MARKER_DIR}/")
+_SIGNS_OF_A_CHECKPOINT = ("replicated", "sharded", "batched", MARKER_DIR, ".snapctl")
+_PROBE_GROUPS = (1, 4, 16, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint as it was found at one moment."""
+
+    step: int | None
+    """None for a checkpoint whose directory's name is no number."""
+    path: str
+    """As it is printed."""
+    state: State
+    created_at: float | None = None
+    """Seconds since the epoch: the recorded save time, else the manifest's by the storage; None if unknown or not
+    plausible (see `plausible_time`)."""
+    manifest: FileInfo | None = None
+    """The manifest's file; its path is relative to the checkpoint."""
+    deleting: FileInfo | None = None
+    """The announcement of a deletion."""
+    pin: Pin | None = None
+    markers: tuple[Marker, ...] = ()
+    """Sorted by partition."""
+    claims: tuple[Claim, ...] = ()
+    """The ruling claim of each partition that has one, live or not, sorted by partition."""
+    record: SaveRecord | None = None
+    """What the save recorded about itself, without the blobs' checksums; None if there is none or it is void."""
+    size_bytes: int | None = None
+    files: int | None = None
+    """All that lies in the directory; None unless it was asked for."""
+    is_link: bool = False
+    """The directory is reached through a symbolic link."""
+    problem: str | None = None
+    """Why it is unreadable."""
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def evaluated_by(self) -> tuple[str, ...]:
+        """The partitions that have marked it, sorted."""
+        return tuple(marker.partition for marker in self.markers)
+
+    @property
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Metrics by partition, of the partitions that recorded any."""
+        return {marker.partition: dict(marker.metrics) for marker in self.markers if marker.metrics}
+
+    @property
+    def pinned(self) -> bool:
+        return self.pin is not None
+
+
+def parse_step(name: str) -> int | None:
+    """The step that a directory's name stands for: a canonical decimal number, or None.
+
+    ``0`` and ``100`` are steps; ``0100``, ``+7``, ``1_000``, ``9²`` are not.
+    """
+    if _STEP.fullmatch(name) is None or len(name) > 4000:
+        return None
+    return int(name)
+
+
+def plausible_time(seconds: float | None, now: float) -> float | None:
+    """A time that can be relied on, or None: not before 2022, and not more than 5 minutes ahead of `now`."""
+    if seconds is None or not EARLIEST_SAVE_TIME <= seconds <= now + FUTURE_TOLERANCE_SECONDS:
+        return None
+    return seconds
+
+
+# -- which is which --------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Place:
+    """A path that is there, and what it is."""
+
+    storage: Storage
+    kind: Literal["checkpoint", "save_dir"]
+    step_names: tuple[str, ...] = ()
+    """Of a save directory: the names of its checkpoints, complete or not, ascending by step."""
+    linked_names: frozenset[str] = frozenset()
+    """Those of `step_names` that are symbolic links."""
+    known_incomplete: set[str] = field(default_factory=set)
+    """Names in which no manifest was found on the way here, so that nobody has to look again."""
+    unprobed: dict[str, StorageError] = field(default_factory=dict)
+    """Names that could not be looked at on the way here."""
+
+
+def find_place(path: str, options: Mapping[str, Any] | None = None) -> Place:
+    """What a path or URL is: a checkpoint or a save directory.
+
+    Raises:
+        SaveDirNotFoundError: it is not there.
+        InvalidPathError: it is a file.
+        StorageError: the storage did not answer, or did not allow to look.
+    """
+    return classify(open_storage(path, options))
+
+
+def classify(storage: Storage) -> Place:
+    """`find_place` for an opened directory."""
+    try:
+        listing = storage.list_dir()
+    except BucketNotFoundError as error:
+        raise SaveDirNotFoundError(error.message) from error
+    except StorageNotFoundError as error:
+        raise _missing(storage) from error
+    names = {file.path for file in listing.files}
+    if MANIFEST_NAME in names or DELETING_NAME in names:
+        return Place(storage, "checkpoint")
+    steps = tuple(sorted((name for name in listing.dirs if parse_step(name) is not None), key=int))
+    place = Place(storage, "save_dir", steps, listing.linked_dirs & set(steps))
+    if steps and _has_complete_child(place):
+        return place
+    if any(name in _SIGNS_OF_A_CHECKPOINT for name in listing.dirs) or _is_among_checkpoints(storage):
+        place.kind = "checkpoint"
+    return place
+
+
+def _missing(storage: Storage) -> SaveDirNotFoundError | InvalidPathError:
+    parent = storage.parent()
+    if parent is not None and storage.scheme == "file":
+        try:
+            if parent.find_file(storage.name) is not None:
+                return InvalidPathError(f"{storage.url}: is a file, not a directory")
+        except StorageError:
+            pass
+    if storage.scheme == "file":
+        return SaveDirNotFoundError(f"{storage.url}: no such directory")
+    return SaveDirNotFoundError(f"{storage.url}: nothing lies under this prefix")
+
+
+def _has_complete_child(place: Place) -> bool:
+    """Whether a child with a number for a name has a manifest, or had one (`.deleting`); looks from the top."""
+    for name, found in _probe(place.storage, place.step_names[::-1]):
+        if isinstance(found, StorageError):
+            place.unprobed[name] = found
+        elif found is not None:
+            return True
+        else:
+            place.known_incomplete.add(name)
+    if place.unprobed and len(place.unprobed) == len(place.step_names):
+        return True  # nothing could be looked at: whoever asks for a checkpoint will be told so
+    storage = place.storage
+    scanned = storage.scan(place.step_names, (DELETING_NAME,))
+    return any(entry.files for entry in scanned)
+
+
+def _probe(storage: Storage, names: Sequence[str]) -> Iterator[tuple[str, FileInfo | StorageError | None]]:
+    """The manifests' files of children in the order given, in growing groups: the first ones matter most."""
+    position, group = 0, iter(_PROBE_GROUPS)
+    while position < len(names):
+        part = names[position : position + next(group, _PROBE_GROUPS[-1])]
+        look = collect_errors(lambda name: storage.find_file(f"{name}/{MANIFEST_NAME}"))
+        yield from zip(part, run_parallel(look, part, jobs=storage.parallel_requests), strict=True)
+        position += len(part)
+
+
+def _is_among_checkpoints(storage: Storage) -> bool:
+    """Whether it is named like a step and stands beside a complete checkpoint."""
+    parent = storage.parent()
+    if parse_step(storage.name) is None or parent is None:
+        return False
+    try:
+        siblings = [name for name in parent.list_dir().dirs if parse_step(name) is not None]
+        return any(isinstance(found, FileInfo) for _, found in _probe(parent, sorted(siblings, key=int)[::-1]))
+    except StorageError:
+        return False
+
+
+def open_save_dir(path: str, options: Mapping[str, Any] | None = None) -> Place:
+    """A save directory.
+
+    Raises:
+        InvalidPathError: it is a checkpoint; the message names the save directory to pass.
+        SaveDirNotFoundError, StorageError: as `find_place`.
+    """
+    place = find_place(path, options)
+    if place.kind == "checkpoint":
+        parent = place.storage.parent()
+        hint = f"its save directory is {parent.url}" if parent is not None else None
+        raise InvalidPathError(f"{place.storage.url}: is a checkpoint, not a save directory", hint=hint)
+    return place
+
+
+def open_checkpoint(
+    path: str, step: int | None = None, options: Mapping[str, Any] | None = None, *, allow_save_dir: bool = False
+) -> Storage | Place:
+    """The directory of one checkpoint, complete or not.
+
+    Args:
+        path: the checkpoint's own path, or with `step` its save directory.
+        allow_save_dir: return the `Place` of a save directory without `step` instead of raising.
+
+    Raises:
+        InvalidPathError: a save directory without `step`, or a checkpoint with one.
+        CheckpointNotFoundError: there is no such step.
+    """
+    place = find_place(path, options)
+    if step is None:
+        if place.kind == "checkpoint":
+            return place.storage
+        if allow_save_dir:
+            return place
+        raise InvalidPathError(
+            f"{place.storage.url}: is a save directory, not a checkpoint", hint="name the checkpoint, or add --step N"
+        )
+    if place.kind == "checkpoint":
+        parent = place.storage.parent()
+        hint = f"with --step, pass the save directory: {parent.url}" if parent is not None else None
+        raise InvalidPathError(f"{place.storage.url}: is a checkpoint already", hint=hint)
+    if str(step) not in place.step_names:
+        raise CheckpointNotFoundError(f"{place.storage.url}: no step {step}", hint=_nearest_steps(place, step))
+    return place.storage.child(str(step))
+
+
+def _nearest_steps(place: Place, step: int) -> str | None:
+    nearest = sorted(place.step_names, key=lambda name: abs(int(name) - step))[:3]
+    return f"there are: {', '.join(sorted(nearest, key=int))}" if nearest else None
+
+
+# -- looking at checkpoints ------------------------------------------------------------------------------------------
+
+
+def find_checkpoints(
+    place: Place, *, totals: bool = False, details: bool = True, names: Iterable[str] | None = None
+) -> Iterator[Checkpoint]:
+    """The checkpoints of a save directory in any state, ascending by step.
+
+    Manifests are not parsed: what cannot be parsed is found when it is looked at.
+
+    Args:
+        totals: also count files and bytes.
+        details: also read recorded save times, markers that are not empty, pins and claims; otherwise times are the
+            storage's, and markers have no metrics.
+        names: only these of its `step_names`.
+    """
+    storage = place.storage
+    chosen = list(place.step_names if names is None else names)
+    now = storage.now(may_write=False)
+    read = _read_details if details else _without_details
+    scanned = (entry for entry in storage.scan(chosen, _WANTED, totals=totals) if not _vanished(entry))
+
+    def look(entry: ScannedDir) -> Checkpoint:
+        found = _judge(entry, storage.url_of(entry.name), now, is_link=entry.name in place.linked_names)
+        return read(found, entry, lambda: storage.child(entry.name), now)
+
+    if storage.parallel_requests <= 1:
+        yield from map(look, scanned)
+    else:
+        yield from run_parallel(look, scanned, jobs=storage.parallel_requests)
+
+
+def _vanished(entry: ScannedDir) -> bool:
+    return isinstance(entry.error, StorageNotFoundError)
+
+
+def look_at_checkpoint(storage: Storage, *, totals: bool = False) -> Checkpoint:
+    """One checkpoint by its own directory, with all details; the manifest is not parsed.
+
+    Raises:
+        CheckpointNotFoundError: there is no such directory.
+    """
+    entry = ScannedDir(storage.name)
+    now = storage.now(may_write=False)
+    try:
+        listing = storage.list_dir()
+        entry.files = [file for file in listing.files if file.path in _WANTED]
+        for name in listing.dirs:
+            if f"{name}/" in _WANTED:
+                entry.files += storage.list_dir(name).files
+        if totals:
+            files = [file for file in storage.list_tree() if not file.path.endswith("/")]
+            entry.file_count, entry.size_bytes = len(files), sum(file.size_bytes for file in files)
+    except StorageNotFoundError as error:
+        raise CheckpointNotFoundError(f"{storage.url}: no such checkpoint") from error
+    except StorageError as error:
+        entry.error = error
+    return _read_details(_judge(entry, storage.url, now, is_link=False), entry, lambda: storage, now)
+
+
+def _judge(entry: ScannedDir, url: str, now: float, *, is_link: bool) -> Checkpoint:
+    """A checkpoint from what a listing shows of it."""
+    files = {file.path: file for file in entry.files}
+    manifest = files.get(MANIFEST_NAME)
+    complete = manifest is not None and manifest.size_bytes > 0
+    state: State = "unreadable" if entry.error is not None else "complete" if complete else "incomplete"
+    return Checkpoint(
+        step=parse_step(entry.name),
+        path=url,
+        state=state,
+        created_at=plausible_time(manifest.modified_at, now) if complete and manifest is not None else None,
+        manifest=manifest,
+        deleting=files.get(DELETING_NAME),
+        pin=Pin() if PIN_NAME in files else None,
+        markers=tuple(Marker(partition) for partition in sorted(_partitions(entry.files))),
+        size_bytes=entry.size_bytes,
+        files=entry.file_count,
+        is_link=is_link,
+        problem=entry.error.message if entry.error is not None else None,
+    )
+
+
+def _partitions(files: Iterable[FileInfo]) -> set[str]:
+    return {partition for file in files if (partition := partition_of_marker(file.path)) is not None}
+
+
+def _without_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[[], Storage], now: float) -> Checkpoint:
+    return found
+
+
+def _read_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[[], Storage], now: float) -> Checkpoint:
+    """Reads the small files of a checkpoint, as far as there are any."""
+    markers = {m.partition: m for m in found.markers}
+    claims = _ruling_claims(entry.files)
+    interesting = [file for file in entry.files if _is_worth_reading(file)]
+    if not interesting and not claims:
+        return found
+    storage = open_child()
+    warnings: list[str] = []
+    try:
+        for file in interesting:
+            partition = partition_of_marker(file.path)
+            if partition is not None:
+                marker = parse_marker(partition, storage.read(file.path))
+                markers[partition] = marker
+                if marker.problem:
+                    warnings.append(f"{found.path}: {marker.problem}")
+            elif file.path == PIN_NAME:
+                found = replace(found, pin=parse_pin(storage.read(file.path)))
+            elif found.state == "complete":
+                found = _with_record(found, storage, file, now, warnings)
+        ruling = tuple(
+            parse_claim(partition, number, storage.read(file.path), file.modified_at)
+            for partition, (number, file) in sorted(claims.items())
+        )
+    except StorageNotFoundError:
+        return found  # it, or a part of it, vanished between the listing and the look
+    except StorageError as error:
+        return replace(found, state="unreadable", problem=error.message, warnings=tuple(warnings))
+    ordered = tuple(markers[partition] for partition in sorted(markers))
+    return replace(found, markers=ordered, claims=ruling, warnings=tuple(warnings))
+
+
+def _is_worth_reading(file: FileInfo) -> bool:
+    if file.size_bytes == 0:
+        return False
+    return file.path in (PIN_NAME, SAVE_RECORD_PATH) or partition_of_marker(file.path) is not None
+
+
+def _ruling_claims(files: Iterable[FileInfo]) -> dict[str, tuple[int, FileInfo]]:
+    ruling: dict[str, tuple[int, FileInfo]] = {}
+    for file in files:
+        named = claim_of_path(file.path)
+        if named is not None and named[1] >= ruling.get(named[0], (-1, file))[0]:
+            ruling[named[0]] = (named[1], file)
+    return ruling
+
+
+def _with_record(found: Checkpoint, storage: Storage, file: FileInfo, now: float, warnings: list[str]) -> Checkpoint:
+    """Takes over what the save recorded, unless that speaks of another manifest than the one that stands there."""
+    try:
+        record = parse_save_record(storage.read(file.path))
+    except ValueError as error:
+        warnings.append(f"{storage.url_of(file.path)}: not a save record: {error}")
+        return found
+    if found.manifest is None or not record_matches(record, storage, found.manifest):
+        warnings.append(
+            f"{found.path}: saved again by something else than snapctl: its recorded time and checksums are not used"
+        )
+        return found
+    return replace(found, record=record, created_at=plausible_time(record.saved_at, now))
+
+
+def record_matches(record: SaveRecord, storage: Storage, manifest: FileInfo) -> bool:
+    """Whether a save record speaks of the manifest that stands there: its length and its CRC32C agree."""
+    if record.manifest.size_bytes != manifest.size_bytes:
+        return False
+    crc32c = manifest.crc32c
+    if crc32c is None:
+        import google_crc32c
+
+        crc32c = int(google_crc32c.value(storage.read(manifest.path)))
+    return crc32c == record.manifest.crc32c
+
+
+def read_manifest(storage: Storage, *, version: str = "") -> Manifest:
+    """The manifest of a checkpoint.
+
+    Raises:
+        CheckpointNotFoundError: there is none, or an empty one.
+        ManifestError: it cannot be parsed; the message names the file.
+        StorageError: it could not be read.
+    """
+    try:
+        data = storage.read(MANIFEST_NAME, version=version)
+    except StorageNotFoundError as error:
+        raise incomplete(storage) from error
+    if not data:
+        raise incomplete(storage)
+    try:
+        return parse_manifest(data)
+    except ManifestError as error:
+        raise ManifestError(f"{storage.url_of(MANIFEST_NAME)}: {error.message}", kind=error.kind) from error
+
+
+def incomplete(storage: Storage) -> CheckpointNotFoundError:
+    """The error for a checkpoint without a manifest."""
+    return CheckpointNotFoundError(
+        f"{storage.url}: {MANIFEST_NAME} is missing or empty: the checkpoint is incomplete (being saved, or left by a "
+        "crash)"
+    )
+
+
+# -- the newest ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LatestSearch:
+    """The newest checkpoint that answers, and what had to be passed over for it."""
+
+    checkpoint: Checkpoint
+    manifest: Manifest
+    unparsable: tuple[str, ...] = ()
+    """One message for each newer one whose content cannot be parsed."""
+    not_looked_at: tuple[str, ...] = ()
+    """One message for each newer one that the storage did not let us look at."""
+
+
+def find_latest(place: Place, *, choose: Chooser | None = None) -> LatestSearch:
+    """The newest complete checkpoint (by step) whose manifest can be parsed.
+
+    Args:
+        choose: which of the complete checkpoints (handed over with all details, the newest first) answer, in the order
+            of preference, instead of all of them from the newest down.
+
+    Raises:
+        NoMatchError: there are complete checkpoints, and none is chosen.
+        CheckpointNotFoundError: there is no complete checkpoint.
+        ManifestError: there are complete ones, and none can be parsed.
+        StorageError: none could be looked at.
+    """
+    unparsable: list[str] = []
+    not_looked_at: list[StorageError] = []
+    bad_manifest: ManifestError | None = None
+    candidates = _chosen(place, choose, not_looked_at) if choose else _newest_first(place, not_looked_at)
+    for name, known in candidates:
+        storage = place.storage.child(name)
+        try:
+            manifest = read_manifest(storage)
+            found = known or look_at_checkpoint(storage)
+        except ManifestError as error:
+            bad_manifest = error
+            unparsable.append(error.message)
+            continue
+        except CheckpointNotFoundError:
+            continue  # it was deleted meanwhile, or is being saved again
+        except StorageError as error:
+            not_looked_at.append(error)
+            continue
+        found = replace(found, is_link=name in place.linked_names)
+        return LatestSearch(found, manifest, tuple(unparsable), tuple(error.message for error in not_looked_at))
+    if not_looked_at:
+        raise not_looked_at[0]
+    if bad_manifest is not None:
+        raise bad_manifest
+    hint = f"{len(place.step_names)} incomplete: see snapctl list --all" if place.step_names else None
+    raise CheckpointNotFoundError(f"{place.storage.url}: no complete checkpoint", hint=hint)
+
+
+class NoMatchError(CheckpointNotFoundError):
+    """There are complete checkpoints, and none fits the filter."""
+
+
+def _newest_first(place: Place, not_looked_at: list[StorageError]) -> Iterator[tuple[str, Checkpoint | None]]:
+    """The names of complete checkpoints from the newest down, one look at each at the most."""
+    names = [name for name in place.step_names[::-1] if name not in place.known_incomplete]
+    for name, manifest in _probe(place.storage, names):
+        if isinstance(manifest, StorageError):
+            not_looked_at.append(manifest)
+        elif manifest is not None and manifest.size_bytes > 0:
+            yield name, None
+
+
+def _chosen(
+    place: Place, choose: Chooser, not_looked_at: list[StorageError]
+) -> Iterator[tuple[str, Checkpoint | None]]:
+    """The chosen ones with all details."""
+    found = sorted(find_checkpoints(place), key=lambda checkpoint: -(checkpoint.step or 0))
+    complete = [checkpoint for checkpoint in found if checkpoint.state == "complete"]
+    not_looked_at += [StorageError(c.problem or c.path, url=c.path) for c in found if c.state == "unreadable"]
+    chosen = choose(complete)
+    if complete and not chosen and not not_looked_at:
+        raise NoMatchError(f"{place.storage.url}: none of {len(complete)} complete checkpoints fits the filter")
+    for checkpoint in chosen:
+        yield str(checkpoint.step), checkpoint
+
+
+# -- the names that training code knows ------------------------------------------------------------------------------
+
+
+def get_checkpoints(save_dir: str) -> list[str]:
+    """The paths of the complete checkpoints of a save directory, ascending by step; ``[]`` for one that is not there.
+
+    Raises:
+        StorageError: it could not be looked at.
+    """
+    try:
+        place = open_save_dir(save_dir)
+    except SaveDirNotFoundError:
+        return []
+    return [found.path for found in find_checkpoints(place, details=False) if found.state == "complete"]
+
+
+def get_checkpoint(save_dir: str, global_step: int | None = None, missing_ok: bool = False) -> str:
+    """The path of one checkpoint of a save directory.
+
+    Args:
+        global_step: of this step; None: the newest complete one whose manifest can be parsed.
+        missing_ok: return ``""`` where there is none, instead of raising.
+
+    Raises:
+        CheckpointNotFoundError: there is no such complete checkpoint.
+        ManifestError: there are complete ones, and none can be parsed.
+        StorageError: it could not be looked at.
+    """
+    try:
+        place = open_save_dir(save_dir)
+        if global_step is None:
+            return find_latest(place).checkpoint.path
+        name = str(global_step)
+        manifest = place.storage.find_file(f"{name}/{MANIFEST_NAME}") if name in place.step_names else None
+        if manifest is None or manifest.size_bytes == 0:
+            raise CheckpointNotFoundError(f"{place.storage.url}: no complete checkpoint of step {global_step}")
+        return place.storage.url_of(name)
+    except (SaveDirNotFoundError, CheckpointNotFoundError):
+        if missing_ok:
+            return ""
+        raise
+
+
+def step_from_checkpoint(checkpoint: str) -> int:
+    """The step of a checkpoint's path: the number that its last part is.
+
+    Raises:
+        InvalidPathError: it is no canonical decimal number.
+    """
+    name = checkpoint.rstrip("/").rpartition("/")[2]
+    step = parse_step(name)
+    if step is None:
+        raise InvalidPathError(f"{checkpoint}: does not end in a step")
+    return step

@@ -1,0 +1,56 @@
+"""The Typer app. Only the command that is called is imported: the others would cost each call their start-up time."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from snapctl import __version__
+
+COMMANDS = {
+    "list": "The checkpoints of a save directory.",
+    "latest": "The path of the newest complete checkpoint.",
+    "show": "What is in a checkpoint.",
+}
+"""Name and summary of each command; its function is ``command`` in ``<name>_cmd.py``."""
+
+
+def build_app(arguments: Sequence[str]) -> typer.Typer:
+    """The app, with the one command that the arguments call, or with all of them for help and completion."""
+    app = typer.Typer(
+        name="snapctl",
+        help="Find, inspect, verify, prune and restore torchsnapshot checkpoints, locally and on GCS.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        no_args_is_help=True,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_global_options)
+    called = next((argument for argument in arguments if not argument.startswith("-")), None)
+    only = called if called in COMMANDS and "_SNAPCTL_COMPLETE" not in os.environ else None
+    for name, summary in COMMANDS.items():
+        if only in (None, name):
+            module = importlib.import_module(f"snapctl.cli.{name.replace('-', '_')}_cmd")
+            app.command(name, help=module.__doc__, short_help=summary)(module.command)
+    return app
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"snapctl {__version__}")
+        raise typer.Exit
+
+
+def _global_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")] = False,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="Show no progress bars.")] = False,
+) -> None:
+    """`main` has read and removed --debug and --no-progress; they stand here for --help."""

@@ -1,0 +1,115 @@
+"""The complete checkpoints of a save directory, in ascending order of step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from snapctl.checkpoints import Checkpoint, find_checkpoints, open_save_dir
+from snapctl.cli.checkpoint_json import listed_json
+from snapctl.cli.exit_codes import ExitCode
+from snapctl.cli.options import (
+    EvaluatedByOption,
+    JsonOption,
+    NotEvaluatedByOption,
+    Print0Option,
+    SaveDirArgument,
+    StorageOptions,
+    parse_storage_options,
+)
+from snapctl.cli.output import Cell, Output, format_number, format_size
+from snapctl.markers import format_time
+from snapctl.metrics import is_evaluated
+
+_STYLES = {"complete": "green", "incomplete": "yellow", "unreadable": "red"}
+
+
+def command(
+    context: typer.Context,
+    save_dir: SaveDirArgument,
+    show_all: Annotated[bool, typer.Option("--all", "-a", help="Incomplete checkpoints, too.")] = False,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Add sizes, numbers of files, and metrics.")] = False,
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the newest N.")] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="The newest first.")] = False,
+    evaluated_by: EvaluatedByOption = None,
+    not_evaluated_by: NotEvaluatedByOption = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Bare paths, one a line.")] = False,
+    print0: Print0Option = False,
+    storage_option: StorageOptions = None,
+    as_json: JsonOption = False,
+) -> int:
+    out: Output = context.obj
+    place = open_save_dir(save_dir, parse_storage_options(storage_option))
+    found = list(find_checkpoints(place, totals=long, details=not (quiet or print0)))
+    chosen = [c for c in found if c.state == "unreadable" or _is_wanted(c, show_all, evaluated_by, not_evaluated_by)]
+    if limit is not None:
+        chosen = chosen[-limit:]
+    for checkpoint in chosen:
+        for warning in checkpoint.warnings:
+            out.warn(warning)
+    if reverse:
+        chosen.reverse()
+    if as_json:
+        out.document({"save_dir": place.storage.url, "checkpoints": [listed_json(c) for c in chosen]})
+    elif quiet or print0:
+        _print_paths(out, chosen, end="\0" if print0 else "\n")
+    else:
+        _print_table(out, chosen, long=long)
+    return ExitCode.PARTIAL if any(c.state == "unreadable" for c in chosen) else ExitCode.OK
+
+
+def _is_wanted(
+    checkpoint: Checkpoint, show_all: bool, evaluated_by: list[str] | None, not_evaluated_by: list[str] | None
+) -> bool:
+    return (show_all or checkpoint.state == "complete") and is_evaluated(
+        checkpoint, evaluated_by or (), not_evaluated_by or ()
+    )
+
+
+def _print_paths(out: Output, checkpoints: Sequence[Checkpoint], *, end: str) -> None:
+    for checkpoint in checkpoints:
+        if checkpoint.state == "unreadable":
+            out.warn(f"left out: {checkpoint.problem}")
+        elif end == "\n" and "\n" in checkpoint.path:
+            out.line(checkpoint.path)  # one record a line, whatever the name: --print0 has the very bytes
+        else:
+            out.path(checkpoint.path, end=end)
+
+
+def _print_table(out: Output, checkpoints: Sequence[Checkpoint], *, long: bool) -> None:
+    if not checkpoints:
+        out.note("no checkpoints")
+        return
+    headers = ["STEP", "STATE", "CREATED", "EVALUATED", *(["SIZE", "FILES", "METRICS"] if long else [])]
+    out.table(headers, [_row(c, long=long) for c in checkpoints], right=("STEP", "SIZE", "FILES"))
+    for checkpoint in checkpoints:
+        if checkpoint.problem:
+            out.warn(checkpoint.problem)
+
+
+def _row(checkpoint: Checkpoint, *, long: bool) -> list[str]:
+    state = checkpoint.state + (", pinned" if checkpoint.pinned else "") + (", deleting" if checkpoint.deleting else "")
+    created = format_time(checkpoint.created_at)
+    row = [
+        str(checkpoint.step),
+        Cell(state, _STYLES[checkpoint.state]),
+        f"{created[:10]} {created[11:19]}Z" if created else "-",
+        ", ".join(checkpoint.evaluated_by) or "-",
+    ]
+    if long:
+        row += [
+            format_size(checkpoint.size_bytes),
+            "-" if checkpoint.files is None else str(checkpoint.files),
+            _metrics_text(checkpoint) or "-",
+        ]
+    return row
+
+
+def _metrics_text(checkpoint: Checkpoint) -> str:
+    return ", ".join(
+        f"{partition}/{name}={format_number(value)}"
+        for partition, values in checkpoint.metrics.items()
+        for name, value in values.items()
+    )

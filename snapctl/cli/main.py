@@ -1,0 +1,155 @@
+"""`main`: the one owner of exit codes, signals and the last words of a command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
+
+import typer
+
+from snapctl.cli.exit_codes import ExitCode, code_of
+from snapctl.cli.output import Output, one_line, stdout_errors, write_stderr
+from snapctl.errors import SnapctlError, StorageError
+
+_GLOBAL_FLAGS = ("--debug", "--no-progress")
+_SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
+
+
+class SignalReceivedError(BaseException):
+    """The process was told to end; unwinds the command like `KeyboardInterrupt`."""
+
+    def __init__(self, exit_code: ExitCode) -> None:
+        super().__init__(exit_code)
+        self.exit_code = exit_code
+
+
+def run() -> NoReturn:
+    """The console script.
+
+    After a signal the process ends at once: threads that still wait for the network must not keep it.
+    """
+    code = main(sys.argv[1:])
+    if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.CLOSED_PIPE):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs one command line and returns its exit code; never raises."""
+    options, literal = _split_at_double_dash(arguments)
+    debug = "--debug" in options
+    out = Output(as_json="--json" in options, progress="--no-progress" not in options)
+    remaining = [argument for argument in options if argument not in _GLOBAL_FLAGS] + literal
+    with _signal_handlers():
+        try:
+            code = _run_command(remaining, out)
+            _flush_stdout()
+        except SignalReceivedError as error:
+            code = error.exit_code
+        except KeyboardInterrupt:
+            code = ExitCode.INTERRUPTED
+        except BrokenPipeError:
+            code = ExitCode.CLOSED_PIPE
+        except BaseException as error:  # noqa: BLE001 - the end of the line for all of them
+            code = _report(error, out, debug=debug)
+        if code == ExitCode.CLOSED_PIPE:
+            _abandon_stdout()
+    return int(code)
+
+
+def _split_at_double_dash(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    words = list(arguments)
+    cut = words.index("--") if "--" in words else len(words)
+    return words[:cut], words[cut:]
+
+
+def _run_command(arguments: list[str], out: Output) -> int:
+    from snapctl.cli.app import build_app
+
+    result = build_app(arguments)(args=arguments, prog_name="snapctl", standalone_mode=False, obj=out)
+    return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+def _flush_stdout() -> None:
+    if sys.stdout is not None:
+        with stdout_errors():
+            sys.stdout.flush()
+
+
+def _report(error: BaseException, out: Output, *, debug: bool) -> ExitCode:
+    """Says what went wrong, in one line or one document, and with which code that ends."""
+    code, message = _judge(error)
+    if debug or (code == ExitCode.BUG and not out.as_json):
+        _show_traceback(error)
+    out.error(error, code, message=message)
+    with contextlib.suppress(StorageError, BrokenPipeError):
+        _flush_stdout()
+    return code
+
+
+def _judge(error: BaseException) -> tuple[ExitCode, str]:
+    if isinstance(error, SnapctlError):
+        return code_of(error), error.message
+    usage = _usage_message(error)
+    if usage is not None:
+        return ExitCode.USAGE, usage
+    if isinstance(error, typer.Abort):
+        return ExitCode.REFUSED, "the answer was no, or there was nobody to ask"
+    if isinstance(error, MemoryError):
+        return ExitCode.STORAGE, "out of memory"
+    return ExitCode.BUG, f"this is a bug in snapctl: {type(error).__name__}: {error}"
+
+
+def _usage_message(error: BaseException) -> str | None:
+    """The text of one of Typer's own complaints about the command line, or None."""
+    from typer.exceptions import TyperException
+
+    if not isinstance(error, TyperException):
+        return None
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return "no command: see snapctl --help"
+    return one_line(error.format_message()).rstrip(".")
+
+
+def _show_traceback(error: BaseException) -> None:
+    """Plain, and without the values of local variables, which may be secrets."""
+    import traceback
+
+    for line in "".join(traceback.format_exception(error)).splitlines():
+        write_stderr(line)
+
+
+def _abandon_stdout() -> None:
+    """Nobody reads any more: what is still buffered must not raise when the interpreter flushes it at the end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+@contextlib.contextmanager
+def _signal_handlers() -> Iterator[None]:
+    """SIGINT and SIGTERM unwind the command; a second one ends it at once. What was ignored stays ignored."""
+
+    def handle(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise SignalReceivedError(_SIGNALS[signal.Signals(number)])
+
+    before = {}
+    try:
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handle)
+    except ValueError:  # not in the main thread: somebody embeds us
+        pass
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

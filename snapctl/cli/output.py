@@ -1,0 +1,344 @@
+"""What goes out: answers to stdout, everything else to stderr, in the form that the reader of each can use."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TextIO
+
+from snapctl.errors import NoSpaceError, SnapctlError, StorageError
+from snapctl.markers import json_number
+
+MIN_COLUMN = 8
+_SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+
+
+class Cell(str):
+    """A table's cell with a style; the text alone says all that it means."""
+
+    style: str
+
+    def __new__(cls, text: str, style: str = "") -> Cell:
+        self = super().__new__(cls, text)
+        self.style = style
+        return self
+
+
+class Output:
+    """The two streams of one command."""
+
+    def __init__(self, *, as_json: bool, progress: bool = True) -> None:
+        self.as_json = as_json
+        self.wants_progress = progress
+        self.warnings: list[str] = []
+
+    # -- stdout ------------------------------------------------------------------------------------------------
+
+    def document(self, content: Mapping[str, Any]) -> None:
+        """The one JSON document of ``--json``, or one of several, a line each; warnings so far go with it."""
+        body = dict(content)
+        if self.warnings or "warnings" in body:
+            body["warnings"] = [*body.get("warnings", ()), *self.warnings]
+        self.warnings = []
+        self._write(_json(body) + "\n")
+
+    def null(self) -> None:
+        """The JSON document of an answer that is not there."""
+        self._write("null\n")
+
+    def line(self, text: str) -> None:
+        """A line for people; characters that a terminal would act on are escaped."""
+        self._write(printable(text) + "\n")
+
+    def path(self, path: str, *, end: str = "\n") -> None:
+        """A bare path for scripts: its very bytes, but on a terminal, where it is escaped."""
+        if end == "\n" and _is_terminal(sys.stdout):
+            self._write(printable(path) + end)
+        else:
+            self._write_bytes(os.fsencode(path + end))
+
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> None:
+        """A table, row by row. In a pipe each row is one line; on a narrow terminal long values fold.
+
+        Args:
+            right: headers of the columns that are flush right.
+        """
+        cells = [[_plain(cell) for cell in row] for row in rows]
+        widths = [max(map(cell_width, column)) for column in zip(headers, *cells, strict=True)]
+        flush = [header in right for header in headers]
+        room = terminal_width(sys.stdout)
+        if room is not None and sum(widths) + 2 * (len(widths) - 1) > room:
+            narrow = _shrink(widths, room)
+            if narrow is None:
+                self._records(headers, cells, room)
+                return
+            widths = narrow
+        color = wants_color(sys.stdout)
+        lines = ["  ".join(_row([Cell(header, "bold") for header in headers], widths, flush, color=color)).rstrip()]
+        for row in cells:
+            lines += _fold_row(row, widths, flush, color=color, fold=room is not None)
+        self._write("\n".join(lines) + "\n")
+
+    def _records(self, headers: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> None:
+        """A table for a terminal that is too narrow for it: a block of lines for each row."""
+        lines: list[str] = []
+        for row in rows:
+            for header, cell in zip(headers, row, strict=True):
+                lines += chop(f"{header}: {cell}", room)
+            lines.append("")
+        self._write("\n".join(lines))
+
+    def fields(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Names and values, one pair a line."""
+        width = max((len(name) for name, _ in pairs), default=0)
+        room = terminal_width(sys.stdout)
+        for name, value in pairs:
+            label, text = f"{name}:".ljust(width + 2), _plain(value)
+            parts = [text] if room is None else chop(text, max(MIN_COLUMN, room - width - 2))
+            for number, part in enumerate(parts):
+                self._write((label if number == 0 else " " * len(label)) + part + "\n")
+
+    def _write(self, text: str) -> None:
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        self._write_bytes(text.encode(encoding, "backslashreplace"))
+
+    def _write_bytes(self, data: bytes) -> None:
+        if sys.stdout is None:
+            raise StorageError("stdout: is closed")
+        with stdout_errors():
+            sys.stdout.flush()
+            sys.stdout.buffer.write(data)
+
+    # -- stderr ------------------------------------------------------------------------------------------------
+
+    def warn(self, message: str) -> None:
+        """Something that the user should know though the answer stands. With ``--json`` it goes into the document."""
+        if self.as_json:
+            self.warnings.append(message)
+        else:
+            write_stderr(f"warning: {one_line(message)}")
+
+    def note(self, message: str) -> None:
+        """What is going on; not with ``--json``."""
+        if not self.as_json:
+            write_stderr(one_line(message))
+
+    def error(self, error: BaseException, exit_code: int, *, message: str | None = None) -> None:
+        """The one error that ends the command."""
+        text = message if message is not None else str(error)
+        hint = error.hint if isinstance(error, SnapctlError) else None
+        if self.as_json:
+            facts = dict(error.facts) if isinstance(error, SnapctlError) else {}
+            body = {"type": type(error).__name__, "message": text, "exit_code": int(exit_code), "hint": hint, **facts}
+            write_stderr(_json({"error": body, "warnings": self.warnings}))
+            return
+        write_stderr(f"error: {one_line(text)}")
+        if hint:
+            write_stderr(f"hint: {one_line(hint)}")
+
+    @contextlib.contextmanager
+    def progress(self, description: str, total: int | None, *, unit: str = "bytes") -> Iterator[Callable[[int], None]]:
+        """A progress bar on stderr, if that is a terminal and nobody asked for silence.
+
+        Args:
+            total: how many bytes or items there will be; None if nobody knows.
+            unit: ``bytes`` shows sizes and a rate, anything else counts.
+
+        Returns:
+            a function to call with how much is done by now.
+        """
+        if not self.wants_progress or self.as_json or not _is_terminal(sys.stderr):
+            yield lambda done: None
+            return
+        from rich import progress
+        from rich.console import Console
+
+        middle: list[progress.ProgressColumn] = (
+            [progress.DownloadColumn(binary_units=True), progress.TransferSpeedColumn()]
+            if unit == "bytes"
+            else [progress.MofNCompleteColumn(), progress.TextColumn(unit)]
+        )
+        console = Console(stderr=True, no_color=not wants_color(sys.stderr), markup=False, emoji=False)
+        columns = [progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), *middle]
+        with progress.Progress(*columns, progress.TimeRemainingColumn(), console=console, transient=True) as bar:
+            task = bar.add_task(printable(description), total=total)
+            yield lambda done: bar.update(task, completed=done)
+
+
+@contextlib.contextmanager
+def stdout_errors() -> Iterator[None]:
+    """A full disk behind stdout is an error of the storage; a reader that went away is left to `main`."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise NoSpaceError(f"stdout: {error.strerror or error}") from error
+    except ValueError as error:  # closed
+        raise StorageError(f"stdout: {error}") from error
+
+
+def write_stderr(line: str) -> None:
+    """A line on stderr. If that is gone there is nobody left to tell."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        text = line.encode(encoding, "backslashreplace").decode(encoding)
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+
+
+def _json(content: Any) -> str:
+    return json.dumps(content, default=_json_default, allow_nan=False, ensure_ascii=True)
+
+
+def _json_default(value: object) -> Any:
+    if isinstance(value, frozenset | set):
+        return sorted(value)
+    raise TypeError(f"not for JSON: {type(value).__name__}")
+
+
+def json_value(value: object) -> Any:
+    """Any value of a manifest for JSON: numbers that are not finite as strings, bytes in base64."""
+    if isinstance(value, float):
+        return json_number(value)
+    if isinstance(value, bytes):
+        import base64
+
+        return base64.b64encode(value).decode()
+    return value
+
+
+# -- text ------------------------------------------------------------------------------------------------------------
+
+_ACTED_ON = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+
+
+def printable(text: str) -> str:
+    """The text with every character escaped that a terminal would act on, or that cannot be shown."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escape(c) if unicodedata.category(c) in _ACTED_ON else c for c in text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    known = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(character)
+    if known:
+        return known
+    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def one_line(text: str) -> str:
+    """A message as one line that is safe to show."""
+    return printable(" ".join(text.split("\n")))
+
+
+def _plain(cell: str) -> str:
+    shown = printable(cell)
+    return Cell(shown, cell.style) if isinstance(cell, Cell) else shown
+
+
+def format_size(size_bytes: int | None) -> str:
+    """``1.5 GiB``; ``-`` for what is not known."""
+    if size_bytes is None:
+        return "-"
+    if size_bytes < 1024:
+        return f"{size_bytes} B"
+    power = min((size_bytes.bit_length() - 1) // 10, len(_UNITS))
+    return f"{size_bytes / 1024**power:.1f} {_UNITS[power - 1]}"
+
+
+def format_number(value: float) -> str:
+    """A metric for people: six significant digits."""
+    return f"{value:.6g}" if math.isfinite(value) else str(json_number(value))
+
+
+def cell_width(text: str) -> int:
+    """Columns that a text takes on a terminal."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(str(text))
+
+
+def chop(text: str, width: int) -> list[str]:
+    """A text in pieces that are at most so wide; at least one."""
+    if cell_width(text) <= width:
+        return [text]
+    from rich.cells import chop_cells
+
+    pieces: list[str] = list(chop_cells(str(text), width))
+    return [Cell(piece, text.style) for piece in pieces] if isinstance(text, Cell) else pieces
+
+
+def _shrink(widths: Sequence[int], room: int) -> list[int] | None:
+    """Widths that fit, taken from the widest columns; None if that leaves too little of them."""
+    result = list(widths)
+    excess = sum(result) + 2 * (len(result) - 1) - room
+    while excess > 0:
+        widest = max(range(len(result)), key=result.__getitem__)
+        if result[widest] <= MIN_COLUMN:
+            return None
+        result[widest] -= 1
+        excess -= 1
+    return result
+
+
+def _row(cells: Sequence[str], widths: Sequence[int], flush: Sequence[bool], *, color: bool) -> list[str]:
+    parts = []
+    for cell, width, to_right in zip(cells, widths, flush, strict=True):
+        padding = " " * (width - cell_width(cell))
+        style = cell.style if isinstance(cell, Cell) else ""
+        shown = f"\x1b[{_SGR[style]}m{cell}\x1b[0m" if color and style and cell else str(cell)
+        parts.append(padding + shown if to_right else shown + padding)
+    return parts
+
+
+def _fold_row(
+    row: Sequence[str], widths: Sequence[int], flush: Sequence[bool], *, color: bool, fold: bool
+) -> list[str]:
+    if not fold:
+        return ["  ".join(_row(row, widths, flush, color=color)).rstrip()]
+    pieces = [chop(cell, width) for cell, width in zip(row, widths, strict=True)]
+    height = max(map(len, pieces))
+    lines = []
+    for number in range(height):
+        part = [piece[number] if number < len(piece) else "" for piece in pieces]
+        lines.append("  ".join(_row(part, widths, flush, color=color)).rstrip())
+    return lines
+
+
+# -- terminals -------------------------------------------------------------------------------------------------------
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:
+        return False
+
+
+def wants_color(stream: TextIO | None) -> bool:
+    """Whether escape sequences may go there. ``NO_COLOR`` wins over ``FORCE_COLOR``."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR"):
+        return True
+    return _is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def terminal_width(stream: TextIO | None) -> int | None:
+    """Columns of a terminal; None for a pipe or a file, which have no edge."""
+    if not _is_terminal(stream):
+        return None
+    return max(20, shutil.get_terminal_size((80, 24)).columns)

@@ -1,0 +1,206 @@
+"""Every error that snapctl raises on purpose.
+
+::
+
+    SnapctlError
+    ├── InvalidPathError            (ValueError)         not a path or URL that can be used, or of the wrong kind
+    ├── InvalidOptionError          (ValueError)         an argument that makes no sense
+    ├── NotFoundError               (FileNotFoundError)
+    │   ├── SaveDirNotFoundError                         no such directory, prefix or bucket
+    │   ├── CheckpointNotFoundError                      no complete checkpoint answers the request
+    │   └── EntryNotFoundError                           no such entry in the manifest
+    ├── ManifestError               (ValueError)         a manifest that cannot be used; `kind` says how
+    ├── DamagedError                (ValueError)         what is stored contradicts the manifest
+    ├── RefusedError                                     a guard said no; nothing was changed
+    │   ├── OutputExistsError       (FileExistsError)
+    │   └── MissingExtraError       (ImportError)        an optional part is not installed
+    ├── StorageError                (OSError)
+    │   ├── StorageNotFoundError    (FileNotFoundError)  this object or directory is not there
+    │   │   └── BucketNotFoundError
+    │   ├── PermissionDeniedError   (PermissionError)    the storage knows who asks, and says no
+    │   ├── CredentialsError        (PermissionError)    no credentials, or unusable ones
+    │   ├── UnavailableError        (ConnectionError)    network, server or time
+    │   ├── PreconditionError       (FileExistsError)    it exists already, or is not the object that was meant
+    │   ├── ShortReadError                               fewer bytes than asked for
+    │   └── NoSpaceError
+    └── DeadlineError               (TimeoutError)       waited in vain
+
+This module knows no exit codes: the command line maps these types to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+ManifestProblem = Literal["unparsable", "invalid", "unsupported-version"]
+
+
+class SnapctlError(Exception):
+    """The root of all errors that snapctl raises on purpose.
+
+    Attributes:
+        message: one line: the fact first, with its values.
+        hint: what to type or to do next, or None.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What else a program may want to know, by name; values that JSON can hold."""
+        return {}
+
+
+class InvalidPathError(SnapctlError, ValueError):
+    """A path or URL that cannot be used here, or that is of the wrong kind."""
+
+
+class InvalidOptionError(SnapctlError, ValueError):
+    """An argument that makes no sense."""
+
+
+class NotFoundError(SnapctlError, FileNotFoundError):
+    """What was asked for is not there."""
+
+
+class SaveDirNotFoundError(NotFoundError):
+    """No such directory, prefix or bucket."""
+
+
+class CheckpointNotFoundError(NotFoundError):
+    """No complete checkpoint answers the request."""
+
+
+class EntryNotFoundError(NotFoundError):
+    """No entry of the manifest answers to the name.
+
+    Attributes:
+        candidates: paths that were meant, perhaps: several hits, or the nearest names.
+    """
+
+    def __init__(self, message: str, *, candidates: tuple[str, ...] = (), hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.candidates = candidates
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"candidates": list(self.candidates)}
+
+
+class ManifestError(SnapctlError, ValueError):
+    """A manifest that cannot be used.
+
+    Attributes:
+        kind: ``unparsable`` (neither JSON nor YAML: cut off, or something else altogether), ``invalid``
+            (a document, but not a manifest) or ``unsupported-version``.
+    """
+
+    def __init__(self, message: str, *, kind: ManifestProblem, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.kind: ManifestProblem = kind
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"kind": self.kind}
+
+
+class DamagedError(SnapctlError, ValueError):
+    """What is stored contradicts the manifest: a hole, an overlap, a short blob, a wrong checksum.
+
+    Attributes:
+        kind: one of the problem kinds of ``snapctl verify`` (``short-blob``, ``hole``, …).
+        entry: the manifest path of the entry, or None.
+        blob: the blob's location in the checkpoint, or None.
+    """
+
+    def __init__(
+        self, message: str, *, kind: str, entry: str | None = None, blob: str | None = None, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+        self.entry = entry
+        self.blob = blob
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"kind": self.kind, "entry": self.entry, "blob": self.blob}
+
+
+class RefusedError(SnapctlError):
+    """A guard said no; nothing was changed."""
+
+
+class OutputExistsError(RefusedError, FileExistsError):
+    """The output file exists and was not to be replaced."""
+
+
+class MissingExtraError(RefusedError, ImportError):
+    """An optional part of snapctl is not installed."""
+
+    def __init__(self, what: str, *, extra: str) -> None:
+        super().__init__(f"{what} is not installed", hint=f"pip install 'snapctl[{extra}]'")
+        self.extra = extra
+
+
+class StorageError(SnapctlError, OSError):
+    """The storage did not do what was asked.
+
+    Attributes:
+        url: what it was about, as it is printed.
+    """
+
+    def __init__(self, message: str, *, url: str = "", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.url = url
+
+
+class StorageNotFoundError(StorageError, FileNotFoundError):
+    """This object or directory is not there."""
+
+
+class BucketNotFoundError(StorageNotFoundError):
+    """The bucket itself is not there."""
+
+
+class PermissionDeniedError(StorageError, PermissionError):
+    """The storage knows who asks, and says no."""
+
+
+class CredentialsError(StorageError, PermissionError):
+    """There are no credentials, or unusable ones."""
+
+
+class UnavailableError(StorageError, ConnectionError):
+    """The network, the server or its patience gave out; the same request may succeed later."""
+
+
+class PreconditionError(StorageError, FileExistsError):
+    """It exists already, or is no longer the object that was meant."""
+
+
+class ShortReadError(StorageError):
+    """Fewer bytes came than were asked for.
+
+    Attributes:
+        expected_bytes, found_bytes: the two lengths.
+    """
+
+    def __init__(self, message: str, *, expected_bytes: int, found_bytes: int, url: str = "") -> None:
+        super().__init__(message, url=url)
+        self.expected_bytes = expected_bytes
+        self.found_bytes = found_bytes
+
+
+class NoSpaceError(StorageError):
+    """The disk is full, or a quota or file size limit is reached."""
+
+
+class DeadlineError(SnapctlError, TimeoutError):
+    """What was waited for did not come in time."""

@@ -1,0 +1,207 @@
+"""What evaluators and operators leave in a checkpoint: markers, claims, pins. Pure: names and bytes in, values out."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+import msgspec
+
+from snapctl.errors import InvalidOptionError
+
+MARKER_DIR = "evaled_by"
+PIN_NAME = "PINNED"
+DELETING_NAME = ".snapshot_metadata.deleting"
+"""A deletion was announced (beside the manifest) or has begun (without one)."""
+DEFAULT_CLAIM_TTL_SECONDS = 7200.0
+
+_MARKER = re.compile(r"(.+)_DONE", re.DOTALL)
+_CLAIM = re.compile(r"(.+)_CLAIM\.(0|[1-9][0-9]*)", re.DOTALL)
+_NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """A partition has been evaluated on a checkpoint."""
+
+    partition: str
+    finished_at: float | None = None
+    """Seconds since the epoch; None for the empty markers of older jobs."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    host: str | None = None
+    problem: str | None = None
+    """Why the content says nothing; the marker counts all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The n-th claim on a partition; the highest n rules."""
+
+    partition: str
+    number: int
+    owner: str | None
+    """None where the body does not say."""
+    nonce: str | None
+    ttl_seconds: float
+    created_at: float
+    """By the storage's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A checkpoint is protected from pruning."""
+
+    note: str | None = None
+    owner: str | None = None
+    pinned_at: float | None = None
+
+
+class _MarkerBody(msgspec.Struct):
+    partition: str | None = None
+    finished_at: str | None = None
+    metrics: dict[str, float | int | bool | str | None] = {}
+    host: str | None = None
+
+
+class _ClaimBody(msgspec.Struct):
+    owner: str
+    nonce: str
+    ttl: float
+
+
+class _PinBody(msgspec.Struct):
+    note: str | None = None
+    owner: str | None = None
+    pinned_at: str | None = None
+
+
+def check_partition(partition: str) -> str:
+    """Returns the name of a partition that can stand in the name of a file.
+
+    Raises:
+        InvalidOptionError: it is not 1 to 200 bytes without ``/``, control characters or a leading dot.
+    """
+    size = len(partition.encode("utf-8", "surrogateescape"))
+    if not 1 <= size <= 200:
+        raise InvalidOptionError(f"a partition's name is 1 to 200 bytes long, not {size}: {partition[:60]!r}")
+    if partition.startswith(".") or "/" in partition or any(ord(c) < 32 or 127 <= ord(c) < 160 for c in partition):
+        raise InvalidOptionError(
+            f"a partition's name has no '/', no control characters and no leading dot: {partition!r}"
+        )
+    return partition
+
+
+def marker_path(partition: str) -> str:
+    """Where the marker of a partition lies in a checkpoint."""
+    return f"{MARKER_DIR}/{check_partition(partition)}_DONE"
+
+
+def claim_path(partition: str, number: int) -> str:
+    """Where the n-th claim on a partition lies in a checkpoint."""
+    return f"{MARKER_DIR}/{check_partition(partition)}_CLAIM.{number}"
+
+
+def partition_of_marker(path: str) -> str | None:
+    """The partition of ``evaled_by/<P>_DONE``; None for any other path."""
+    directory, _, name = path.partition("/")
+    match = _MARKER.fullmatch(name)
+    return match.group(1) if directory == MARKER_DIR and match and "/" not in name else None
+
+
+def claim_of_path(path: str) -> tuple[str, int] | None:
+    """``(partition, n)`` of ``evaled_by/<P>_CLAIM.<n>``; None for any other path."""
+    directory, _, name = path.partition("/")
+    match = _CLAIM.fullmatch(name)
+    return (match.group(1), int(match.group(2))) if directory == MARKER_DIR and match and "/" not in name else None
+
+
+def parse_marker(partition: str, data: bytes) -> Marker:
+    """A marker from its content. An empty one, and one that does not parse, mean that the partition is done."""
+    if not data.strip():
+        return Marker(partition)
+    try:
+        body = msgspec.json.decode(data, type=_MarkerBody)
+        metrics = {name: _metric(name, value) for name, value in body.metrics.items()}
+        return Marker(partition, parse_time(body.finished_at), metrics, body.host)
+    except (ValueError, RecursionError) as error:
+        return Marker(partition, problem=f"the marker of {partition!r} is not what snapctl writes: {error}")
+
+
+def _metric(name: str, value: float | bool | str | None) -> float:
+    if isinstance(value, str) and value in _NON_FINITE:
+        return _NON_FINITE[value]
+    if value is None:  # what JSON libraries make of NaN
+        return math.nan
+    if isinstance(value, bool | str):
+        raise ValueError(f"the metric {name!r} is no number: {value!r}")
+    return float(value)
+
+
+def format_marker(marker: Marker) -> bytes:
+    """The content of a marker file; NaN and infinities as strings, since JSON has none."""
+    body = {
+        "partition": marker.partition,
+        "finished_at": format_time(marker.finished_at),
+        "metrics": {name: json_number(value) for name, value in marker.metrics.items()},
+        "host": marker.host,
+    }
+    return json.dumps(body, ensure_ascii=True, allow_nan=False).encode()
+
+
+def json_number(value: float) -> float | str:
+    """A number for JSON, which knows neither NaN nor infinities."""
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def parse_claim(partition: str, number: int, data: bytes, created_at: float) -> Claim:
+    """A claim from its content; one that is empty or does not parse has the default ttl and no owner."""
+    try:
+        body = msgspec.json.decode(data, type=_ClaimBody)
+        if not 0 <= body.ttl <= 7 * 86400:
+            raise ValueError("ttl out of range")
+        return Claim(partition, number, body.owner, body.nonce, body.ttl, created_at)
+    except (ValueError, RecursionError):
+        return Claim(partition, number, None, None, DEFAULT_CLAIM_TTL_SECONDS, created_at)
+
+
+def parse_pin(data: bytes) -> Pin:
+    """A pin from its content; one that is empty or does not parse protects all the same."""
+    try:
+        body = msgspec.json.decode(data, type=_PinBody)
+        return Pin(body.note, body.owner, parse_time(body.pinned_at))
+    except (ValueError, RecursionError):
+        return Pin()
+
+
+def format_pin(pin: Pin) -> bytes:
+    """The content of a ``PINNED`` file."""
+    return json.dumps({"note": pin.note, "owner": pin.owner, "pinned_at": format_time(pin.pinned_at)}).encode()
+
+
+def format_time(seconds: float | None) -> str | None:
+    """RFC 3339 in UTC, with milliseconds."""
+    if seconds is None:
+        return None
+    try:
+        text = datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return None
+    return text.replace("+00:00", "Z")
+
+
+def parse_time(text: str | None) -> float | None:
+    """Seconds since the epoch of an RFC 3339 time.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if text is None:
+        return None
+    found = msgspec.convert(text, type=datetime)
+    return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()

@@ -1,0 +1,130 @@
+"""``.snapctl/save.json``: what a save by snapctl records about itself. Pure: bytes in, values out, and back.
+
+::
+
+    {"format_version": 1, "saved_at": "2026-11-30T12:00:00.000Z", "world_size": 2,
+     "ranks": [{"rank": 0, "blocked_seconds": 0.2, "durable_seconds": 3.1, "bytes": 1048576}, …],
+     "blobs": {"0/model/w": {"size_bytes": 16, "crc32c": "yZRlqg=="}, …},
+     "manifest": {"size_bytes": 1234, "crc32c": "…"}}
+
+``crc32c`` is written as GCS writes it: base64 of the four bytes, the most significant first.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from snapctl.markers import format_time, parse_time
+
+SAVE_RECORD_PATH = ".snapctl/save.json"
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class BlobSum:
+    """Length and checksum of a file, taken while it was written."""
+
+    size_bytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimings:
+    """How a save went on one rank."""
+
+    rank: int
+    blocked_seconds: float
+    """How long training stood still."""
+    durable_seconds: float
+    """From the call until the rank's last blob was durable."""
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRecord:
+    """The content of ``.snapctl/save.json``."""
+
+    saved_at: float
+    """Seconds since the epoch, by the clock of rank 0."""
+    world_size: int
+    manifest: BlobSum
+    """Of the manifest that this save wrote: where another one stands there, the record is void."""
+    ranks: tuple[RankTimings, ...] = ()
+    blobs: Mapping[str, BlobSum] | None = None
+    """By location; None when it was read without them."""
+
+
+class _Sum(msgspec.Struct, gc=False):
+    size_bytes: int
+    crc32c: str
+
+
+class _Rank(msgspec.Struct, gc=False):
+    rank: int
+    blocked_seconds: float
+    durable_seconds: float
+    bytes: int
+
+
+class _Head(msgspec.Struct):
+    format_version: int
+    saved_at: str
+    world_size: int
+    manifest: _Sum
+    ranks: list[_Rank] = []
+
+
+class _Whole(_Head):
+    blobs: dict[str, _Sum] = {}
+
+
+def parse_save_record(data: bytes, *, with_blobs: bool = False) -> SaveRecord:
+    """The record.
+
+    Args:
+        with_blobs: also the checksums of the blobs, of which there may be 100,000.
+
+    Raises:
+        ValueError: it is not such a record, or of a format to come.
+    """
+    try:
+        found = msgspec.json.decode(data, type=_Whole if with_blobs else _Head)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if found.format_version != FORMAT_VERSION:
+        raise ValueError(f"format version {found.format_version}, which this snapctl does not know")
+    blobs = {name: _sum(item) for name, item in found.blobs.items()} if isinstance(found, _Whole) else None
+    ranks = tuple(RankTimings(r.rank, r.blocked_seconds, r.durable_seconds, r.bytes) for r in found.ranks)
+    saved_at = parse_time(found.saved_at)
+    if saved_at is None:
+        raise ValueError("no time")
+    return SaveRecord(saved_at, found.world_size, _sum(found.manifest), ranks, blobs)
+
+
+def format_save_record(record: SaveRecord) -> bytes:
+    """The bytes of ``.snapctl/save.json``."""
+    return msgspec.json.encode(
+        _Whole(
+            FORMAT_VERSION,
+            format_time(record.saved_at) or "",
+            record.world_size,
+            _text(record.manifest),
+            [_Rank(r.rank, r.blocked_seconds, r.durable_seconds, r.size_bytes) for r in record.ranks],
+            {name: _text(item) for name, item in (record.blobs or {}).items()},
+        )
+    )
+
+
+def _sum(found: _Sum) -> BlobSum:
+    raw = base64.b64decode(found.crc32c, validate=True)
+    if len(raw) != 4:
+        raise ValueError(f"not a CRC32C: {found.crc32c!r}")
+    return BlobSum(found.size_bytes, int.from_bytes(raw, "big"))
+
+
+def _text(item: BlobSum) -> _Sum:
+    return _Sum(item.size_bytes, base64.b64encode(item.crc32c.to_bytes(4, "big")).decode())

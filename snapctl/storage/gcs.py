@@ -1,0 +1,564 @@
+"""Google Cloud Storage, over plain HTTP through gcsfs's core class.
+
+gcsfs brings credentials, sessions and its endpoint settings (``STORAGE_EMULATOR_HOST``); what is asked of GCS is said
+here in single JSON-API requests, since the calls of gcsfs send several, expand patterns, cache listings and know no
+conditions.
+
+Source: the measured behaviour of gcsfs 2026.10 and the documentation of the GCS JSON API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import concurrent.futures
+import contextvars
+import email.utils
+import logging
+import os
+import random
+import time
+import warnings
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from snapctl.errors import (
+    BucketNotFoundError,
+    CredentialsError,
+    InvalidPathError,
+    MissingExtraError,
+    PermissionDeniedError,
+    PreconditionError,
+    StorageError,
+    UnavailableError,
+)
+from snapctl.storage.base import FileInfo, Listing, ScannedDir, Storage, check_length, check_relative_path, not_found
+
+try:
+    import aiohttp
+    import gcsfs.core
+    import gcsfs.retry
+    import google.auth.exceptions
+    import google.oauth2.credentials
+    import requests.exceptions
+    from fsspec.config import conf as fsspec_conf
+except ImportError as import_error:  # pragma: no cover - gcsfs is a dependency, but its own may be broken
+    raise MissingExtraError(f"gcsfs ({import_error})", extra="gcs") from import_error
+
+Result = TypeVar("Result")
+
+CONNECT_SECONDS = 4.0
+READ_SECONDS = 12.0
+"""A server that is silent for so long in the middle of an answer is taken for dead."""
+UPLOAD_SECONDS = 120.0
+"""The same while a large body is under way: the server answers only after the last byte."""
+RETRY_SECONDS = 8.0
+"""No new attempt begins later than this after the first."""
+MAX_ATTEMPTS = 4
+LIST_JOBS = 16
+UPLOAD_CHUNK_BYTES = 32 << 20
+PAGE_FIELDS = (
+    "nextPageToken,prefixes,items(name,size,timeCreated,generation,crc32c,"
+    "temporaryHold,eventBasedHold,retentionExpirationTime)"
+)
+_NAMED_TOKENS = {"google_default", "cache", "cloud", "token", "anon", "browser"}
+
+
+_IS_UPLOAD: contextvars.ContextVar[bool] = contextvars.ContextVar("_IS_UPLOAD", default=False)
+
+
+class _Item(msgspec.Struct, gc=False):
+    """An object resource, as far as it is asked for."""
+
+    name: str
+    size: str = "0"
+    timeCreated: str = ""
+    generation: str = ""
+    crc32c: str = ""
+    temporaryHold: bool = False
+    eventBasedHold: bool = False
+    retentionExpirationTime: str = ""
+
+
+class _Page(msgspec.Struct):
+    items: list[_Item] = []
+    prefixes: list[str] = []
+    nextPageToken: str = ""
+
+
+class _FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
+    """gcsfs with retries that end while somebody still waits for the answer."""
+
+    server_time_ahead: float | None = None
+    """What to add to this machine's clock to get the server's, by the last answer (to a second)."""
+
+    @property
+    def requests_timeout(self) -> aiohttp.ClientTimeout:
+        read = UPLOAD_SECONDS if _IS_UPLOAD.get() else READ_SECONDS
+        return aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=read)
+
+    @requests_timeout.setter
+    def requests_timeout(self, value: object) -> None:
+        """gcsfs sets it to None; ours depends on the request."""
+
+    async def _request(self, *args: Any, **kwargs: Any) -> Any:
+        once = gcsfs.core.GCSFileSystem._request.__wrapped__
+        _IS_UPLOAD.set(kwargs.get("data") is not None)
+        started = time.monotonic()
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                answer = await once(self, *args, **kwargs)
+            except Exception as error:
+                pause = min(2.0 ** (attempt - 2), 4.0) * (1 + random.random() / 4)
+                too_late = time.monotonic() - started + pause > RETRY_SECONDS
+                if attempt == MAX_ATTEMPTS or too_late or not _is_worth_a_retry(error):
+                    raise
+                await asyncio.sleep(pause)
+            else:
+                self._learn_time(answer[1])
+                return answer
+        raise AssertionError("unreachable")
+
+    def _learn_time(self, headers: Mapping[str, str]) -> None:
+        date = headers.get("Date")
+        if date:
+            try:
+                self.server_time_ahead = email.utils.parsedate_to_datetime(date).timestamp() - time.time()
+            except ValueError:
+                return
+
+
+def _is_worth_a_retry(error: Exception) -> bool:
+    if isinstance(error, gcsfs.retry.HttpError) and error.code == 401:
+        return False  # gcsfs would go on for half a minute
+    return isinstance(error, asyncio.TimeoutError | requests.exceptions.ProxyError) or bool(
+        gcsfs.retry.is_retriable(error)
+    )
+
+
+def open_file_system(options: Mapping[str, Any]) -> _FileSystem:
+    """A gcsfs instance of our own: no shared one, no listings cache, bounded times.
+
+    Raises:
+        CredentialsError: the credentials named are a missing file, or unusable. Nothing has been sent.
+    """
+    for name in ("gcsfs", "google.auth", "google.auth._default", "google.auth.compute_engine._metadata"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # tracebacks on stderr even for errors that are caught
+    os.environ.setdefault("GCE_METADATA_DETECT_RETRIES", "1")
+    os.environ.setdefault("NO_GCE_CHECK", "true")  # google.auth's default has looked for a metadata server already
+    chosen = dict(options)
+    if "token" not in chosen:
+        chosen["token"] = fsspec_conf.get("gs", {}).get("token", fsspec_conf.get("gcs", {}).get("token"))
+    endpoint = str(chosen.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST") or "")
+    if chosen["token"] is None and endpoint:
+        chosen["token"] = "anon"  # an emulator knows no accounts; asking for some takes many seconds
+    chosen["token"] = _checked_token(chosen["token"])
+    chosen.update(use_listings_cache=False, skip_instance_cache=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _FileSystem(**chosen)
+        except (StorageError, TypeError):
+            raise
+        except Exception as error:  # google.auth, json, ValueError: whatever a bad credential sets off
+            raise CredentialsError(
+                f"gs://: the credentials cannot be used: {_one_line(error)}",
+                url="gs://",
+                hint="gcloud auth application-default login, or --storage-option token=FILE.json",
+            ) from error
+
+
+def _checked_token(token: Any) -> Any:
+    """Refuses a file that is not there (gcsfs would send its name out as a token) and wraps a raw token."""
+    named = os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
+    if token in (None, "google_default") and named and not os.path.isfile(named):
+        raise CredentialsError(
+            f"gs://: GOOGLE_APPLICATION_CREDENTIALS names a file that is not there: {named}", url="gs://"
+        )
+    if not isinstance(token, str) or token in _NAMED_TOKENS:
+        return token
+    expanded = os.path.expanduser(token)
+    if os.path.exists(expanded):
+        return expanded
+    if "/" in token or token.endswith(".json") or len(token) < 40:
+        shown = "the token" if len(token) >= 40 and not token.endswith(".json") else f"token={token}"
+        raise CredentialsError(f"gs://: {shown} names a credentials file that is not there", url="gs://")
+    return google.oauth2.credentials.Credentials(token)  # type: ignore[no-untyped-call]
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
+
+
+def translate_gcs_error(error: BaseException, url: str, *, bucket: str, listing: bool = False) -> StorageError:
+    """Any error of gcsfs or of what lies under it as one of ours.
+
+    Args:
+        listing: a 404 for a listing means that the bucket is not there.
+    """
+    if isinstance(error, StorageError):
+        return error
+    text = _one_line(error)
+    code = getattr(error, "code", None) or getattr(error, "status", None)
+    if "requester pays" in text.lower() or "user project" in text.lower():
+        return CredentialsError(
+            f"{url}: the bucket wants a project that pays for the request",
+            url=url,
+            hint="--storage-option requester_pays=PROJECT",
+        )
+    if isinstance(error, FileNotFoundError) or code == 404:
+        if listing or "bucket does not exist" in text:
+            return BucketNotFoundError(f"gs://{bucket}: no such bucket", url=url)
+        return not_found(url)
+    if isinstance(error, FileExistsError):
+        return PreconditionError(f"{url}: exists already, or has changed meanwhile", url=url)
+    if isinstance(error, OSError) and str(error).startswith("Forbidden"):
+        reason = str(error).partition("\n")[2].strip() or "the storage says no"
+        return PermissionDeniedError(f"{url}: permission denied: {' '.join(reason.split())[:300]}", url=url)
+    if code in (401, "401") or isinstance(error, google.auth.exceptions.GoogleAuthError):
+        reason = " ".join(str(getattr(error, "message", error)).split())[:300].removesuffix(", 401")
+        return CredentialsError(
+            f"{url}: not logged in, or the credentials were refused: {reason}",
+            url=url,
+            hint="gcloud auth application-default login, or --storage-option token=FILE.json",
+        )
+    if isinstance(error, TimeoutError | asyncio.TimeoutError):
+        return UnavailableError(f"{url}: no answer in time", url=url)
+    if isinstance(error, ValueError) and not isinstance(error, aiohttp.ClientError):
+        return StorageError(f"{url}: the answer is not what GCS would say: {text}", url=url)
+    return UnavailableError(f"{url}: {text}", url=url)
+
+
+class GcsStorage(Storage):
+    """A prefix of a bucket, or the bucket itself."""
+
+    scheme = "gs"
+    parallel_requests = 32
+
+    def __init__(self, bucket: str, prefix: str, file_system: _FileSystem) -> None:
+        """
+        Args:
+            bucket: its name.
+            prefix: without slashes at either end; empty for the bucket itself.
+        """
+        self._bucket = bucket
+        self._prefix = prefix + "/" if prefix else ""
+        self._fs = file_system
+        self.url = f"gs://{bucket}/{prefix}" if prefix else f"gs://{bucket}"
+
+    def child(self, name: str) -> GcsStorage:
+        return GcsStorage(self._bucket, self._prefix + check_relative_path(name), self._fs)
+
+    def parent(self) -> GcsStorage | None:
+        if not self._prefix:
+            return None
+        return GcsStorage(self._bucket, self._prefix[:-1].rpartition("/")[0], self._fs)
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    def _run(self, work: Coroutine[Any, Any, Result], path: str, *, listing: bool = False) -> Result:
+        """Runs a coroutine on gcsfs's loop; an interrupt cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._fs.loop)
+        try:
+            return future.result()
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            future.cancel()
+            raise
+        except concurrent.futures.CancelledError as error:
+            raise UnavailableError(f"{self.url_of(path)}: cancelled", url=self.url_of(path)) from error
+        except Exception as error:
+            if isinstance(error, InvalidPathError):
+                raise
+            raise translate_gcs_error(error, self.url_of(path), bucket=self._bucket, listing=listing) from error
+
+    async def _call(self, method: str, template: str, *args: str, **kwargs: Any) -> tuple[Mapping[str, str], bytes]:
+        headers, contents = await self._fs._call(method, template, *args, **kwargs)
+        return headers, contents
+
+    async def _page(self, prefix: str, **params: Any) -> _Page:
+        _, contents = await self._call("GET", "b/{}/o", self._bucket, prefix=prefix, fields=PAGE_FIELDS, **params)
+        try:
+            return msgspec.json.decode(contents, type=_Page)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"not a listing: {error}") from error
+
+    async def _pages(self, prefix: str, **params: Any) -> AsyncIterator[_Page]:
+        token: str | None = None
+        while True:
+            page = await self._page(prefix, pageToken=token, **params)
+            yield page
+            token = page.nextPageToken
+            if not token:
+                return
+
+    def _info(self, item: _Item, base: str) -> FileInfo:
+        held = _seconds(item.retentionExpirationTime) if item.retentionExpirationTime else None
+        if item.temporaryHold or item.eventBasedHold:
+            held = float("inf")
+        return FileInfo(
+            item.name[len(base) :],
+            int(item.size),
+            _seconds(item.timeCreated),
+            item.generation,
+            int.from_bytes(base64.b64decode(item.crc32c), "big") if item.crc32c else None,
+            held_until=held,
+        )
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    def list_dir(self, path: str = "") -> Listing:
+        base = self._prefix + (check_relative_path(path) + "/" if path else "")
+
+        async def work() -> Listing:
+            files: list[FileInfo] = []
+            dirs: set[str] = set()
+            any_object = False
+            async for page in self._pages(base, delimiter="/"):
+                any_object = any_object or bool(page.items or page.prefixes)
+                files += [self._info(item, self._prefix) for item in page.items if item.name != base]
+                dirs.update(prefix[len(base) : -1] for prefix in page.prefixes)
+            if not any_object and base:
+                raise not_found(self.url_of(path))
+            dirs.discard("")  # a doubled slash in an object's name
+            return Listing(tuple(sorted(files, key=lambda file: file.path)), tuple(sorted(dirs)))
+
+        return self._run(work(), path, listing=True)
+
+    def list_tree(self, path: str = "") -> list[FileInfo]:
+        base = self._prefix + (check_relative_path(path) + "/" if path else "")
+
+        async def work() -> list[FileInfo]:
+            cuts = await self._cut_points(base)
+            found: list[FileInfo] = []
+
+            async def part(start: str, end: str) -> list[FileInfo]:
+                pages = self._pages(base, startOffset=start or None, endOffset=end or None)
+                return [self._info(item, self._prefix) async for page in pages for item in page.items]
+
+            for infos in await asyncio.gather(*(part(*cut) for cut in cuts)):
+                found += infos
+            return sorted(found, key=lambda file: file.path)
+
+        return self._run(work(), path, listing=True)
+
+    async def _cut_points(self, base: str) -> list[tuple[str, str]]:
+        """Ranges of object names that can be listed at the same time: cut at the sub-directories, if there are
+        enough, and otherwise inside the largest name space, the hexadecimal one of ``batched/``."""
+        first = await self._page(base, delimiter="/")
+        if first.nextPageToken or len(first.prefixes) < 2:
+            marks = [base + "batched/" + digit for digit in "02468ace"] + [base + "c"]
+        else:
+            marks = sorted({*first.prefixes, *(base + "batched/" + digit for digit in "48c")})
+            marks = marks[:: -(-len(marks) // LIST_JOBS)]
+        return list(zip(["", *marks], [*marks, ""], strict=True))
+
+    def scan(self, names: Sequence[str], wanted: Sequence[str], *, totals: bool = False) -> Iterator[ScannedDir]:
+        ordered = sorted(names, key=lambda name: name + "/")
+        size = max(1, -(-len(ordered) // LIST_JOBS))
+        parts = [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+        async def work() -> list[dict[str, ScannedDir]]:
+            return await asyncio.gather(*(self._scan_part(part, wanted, totals=totals) for part in parts))
+
+        found: dict[str, ScannedDir] = {}
+        if ordered:
+            for part in self._run(work(), "", listing=True):
+                found.update(part)
+        yield from (found[name] for name in names)
+
+    async def _scan_part(self, names: Sequence[str], wanted: Sequence[str], *, totals: bool) -> dict[str, ScannedDir]:
+        """Flat listings from the first to the last of the names (sorted).
+
+        Without totals, a page that ends among blobs is not simply continued: the next one begins at the next wanted
+        name, so that a checkpoint of a million blobs costs a few requests and not a thousand.
+        """
+        found = {name: ScannedDir(name) for name in names}
+        if totals:
+            for entry in found.values():
+                entry.file_count = entry.size_bytes = 0
+        end = self._prefix + names[-1] + "0"  # "0" is the character after "/"
+        start: str | None = self._prefix + names[0] + "/"
+        token: str | None = None
+        position = 0  # of the first name that may still get something
+        while start is not None:
+            page = await self._page(self._prefix, startOffset=start, endOffset=end, pageToken=token)
+            for item in page.items:
+                name, _, inner = item.name[len(self._prefix) :].partition("/")
+                if inner and name in found:
+                    self._take(found[name], item, inner, wanted)
+            token = page.nextPageToken or None
+            if token is None:
+                return found
+            if not totals and page.items:
+                jump, position = self._jump(page.items[-1].name, names, position, wanted)
+                if jump is None:
+                    return found
+                if jump > page.items[-1].name + "\0":
+                    start, token = jump, None
+        return found
+
+    def _take(self, entry: ScannedDir, item: _Item, inner: str, wanted: Sequence[str]) -> None:
+        if entry.file_count is not None and entry.size_bytes is not None and not inner.endswith("/"):
+            entry.file_count += 1
+            entry.size_bytes += int(item.size)
+        directory, slash, base = inner.rpartition("/")
+        if (directory + slash if slash else inner) in wanted and base:
+            entry.files.append(self._info(item, f"{self._prefix}{entry.name}/"))
+
+    def _jump(self, last: str, names: Sequence[str], position: int, wanted: Sequence[str]) -> tuple[str | None, int]:
+        """Where the next wanted object name after `last` may be; None if there is none."""
+        for index in range(position, len(names)):
+            base = f"{self._prefix}{names[index]}/"
+            for mark in sorted(wanted):
+                target = base + mark
+                if last < target:
+                    return target, index
+                if mark.endswith("/") and last.startswith(target):
+                    return last + "\0", index
+        return None, len(names)
+
+    def find_file(self, path: str) -> FileInfo | None:
+        key = self._key(path)
+
+        async def work() -> FileInfo:
+            fields = PAGE_FIELDS.partition("items(")[2][:-1]
+            _, contents = await self._call("GET", "b/{}/o/{}", self._bucket, key, fields=fields)
+            return self._info(_decode_item(contents), self._prefix)
+
+        try:
+            return self._run(work(), path)
+        except FileNotFoundError as error:
+            if isinstance(error, BucketNotFoundError):
+                raise
+            return None
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def _key(self, path: str) -> str:
+        return self._prefix + check_relative_path(path)
+
+    async def _get(self, path: str, version: str, headers: Mapping[str, str] | None = None) -> bytes:
+        _, contents = await self._call(
+            "GET",
+            f"{self._fs._location}/download/storage/v1/b/{{}}/o/{{}}",
+            self._bucket,
+            self._key(path),
+            alt="media",
+            generation=version or None,
+            headers=headers,
+        )
+        return contents
+
+    def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
+        if end <= start:
+            return b""
+        try:
+            data = self._run(self._get(path, version, {"Range": f"bytes={start}-{end - 1}"}), path)
+        except StorageError as error:
+            if getattr(error.__cause__, "code", None) != 416:
+                raise
+            data = b""  # it begins past the end
+        if len(data) > end - start:  # a server that ignores ranges
+            data = data[start:end]
+        check_length(len(data), end - start, url=self.url_of(path), start=start)
+        return data
+
+    def read(self, path: str, *, version: str = "") -> bytes:
+        return self._run(self._get(path, version), path)
+
+    # -- changing ----------------------------------------------------------------------------------------------
+
+    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False) -> FileInfo:
+        key = self._key(path)
+
+        async def work() -> FileInfo:
+            upload = self._upload_at_once if len(data) < UPLOAD_CHUNK_BYTES else self._upload_in_chunks
+            condition = {"ifGenerationMatch": "0"} if exclusive else {}
+            return self._info(_decode_item(await upload(key, memoryview(data).cast("B"), condition)), self._prefix)
+
+        return self._run(work(), path)
+
+    async def _upload_at_once(self, key: str, data: memoryview, condition: Mapping[str, str]) -> bytes:
+        boundary = f"snapctl-{random.getrandbits(128):032x}"
+        head = (
+            f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n"
+            f"{msgspec.json.encode({'name': key}).decode()}\r\n"
+            f"--{boundary}\r\nContent-Type: application/octet-stream\r\n\r\n"
+        )
+        _, contents = await self._call(
+            "POST",
+            f"{self._fs._location}/upload/storage/v1/b/{quote(self._bucket, safe='')}/o",
+            uploadType="multipart",
+            headers={"Content-Type": f'multipart/related; boundary="{boundary}"'},
+            data=b"".join((head.encode(), data, f"\r\n--{boundary}--\r\n".encode())),
+            **condition,
+        )
+        return contents
+
+    async def _upload_in_chunks(self, key: str, data: memoryview, condition: Mapping[str, str]) -> bytes:
+        """A resumable upload: chunk after chunk, each from where the server says that it stands."""
+        headers, _ = await self._call(
+            "POST",
+            f"{self._fs._location}/upload/storage/v1/b/{quote(self._bucket, safe='')}/o",
+            uploadType="resumable",
+            name=key,
+            json={"name": key},
+            headers={"X-Upload-Content-Type": "application/octet-stream"},
+            **condition,
+        )
+        location = headers["Location"].replace("{", "%7B").replace("}", "%7D")
+        done, tries = 0, 0
+        while True:
+            chunk = data[done : done + UPLOAD_CHUNK_BYTES]
+            content_range = f"bytes {done}-{done + len(chunk) - 1}/{len(data)}"
+            headers, contents = await self._call("POST", location, headers={"Content-Range": content_range}, data=chunk)
+            received = int(headers["Range"].rpartition("-")[2]) + 1 if "Range" in headers else 0
+            if done + len(chunk) == len(data) and (contents or received == len(data)):
+                return contents
+            tries = 0 if received > done else tries + 1
+            if tries == MAX_ATTEMPTS:
+                raise UnavailableError(f"gs://{self._bucket}/{key}: the upload stands at {done} of {len(data)} bytes")
+            done = received
+
+    def delete(self, path: str, *, version: str = "") -> bool:
+        work = self._call("DELETE", "b/{}/o/{}", self._bucket, self._key(path), ifGenerationMatch=version or None)
+        try:
+            self._run(work, path)
+        except FileNotFoundError as error:
+            if isinstance(error, BucketNotFoundError):
+                raise
+            return False
+        return True
+
+    def now(self, *, may_write: bool) -> float:
+        if self._fs.server_time_ahead is None:
+            self._run(self._page(self._prefix, maxResults=1), "", listing=True)
+        return time.time() + (self._fs.server_time_ahead or 0.0)
+
+
+def _decode_item(contents: bytes) -> _Item:
+    try:
+        return msgspec.json.decode(contents, type=_Item)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not an object's description: {error}") from error
+
+
+def _seconds(text: str) -> float:
+    """Seconds since the epoch of a time of the JSON API (RFC 3339)."""
+    try:
+        return msgspec.convert(text, type=datetime).timestamp()
+    except (msgspec.ValidationError, OverflowError, OSError):
+        return 0.0
+
+
+def open_gcs(rest: str, options: Mapping[str, Any]) -> GcsStorage:
+    """A `GcsStorage` for what follows ``gs://``."""
+    bucket, _, prefix = rest.partition("/")
+    if not bucket:
+        raise InvalidPathError("gs://: names no bucket")
+    return GcsStorage(bucket, prefix, open_file_system(options))

@@ -1,0 +1,380 @@
+"""Directories of this machine, through `os` alone."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+
+from snapctl.errors import (
+    InvalidPathError,
+    NoSpaceError,
+    PermissionDeniedError,
+    PreconditionError,
+    StorageError,
+)
+from snapctl.storage.base import FileInfo, Listing, ScannedDir, Storage, check_length, check_relative_path, not_found
+
+TEMPORARY_MARK = ".snapctl-tmp-"
+"""Between the name of a file that is being written and a random id."""
+
+_NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK, errno.ENOSYS}
+
+
+def translate_os_error(error: OSError, path: str) -> StorageError:
+    """An error of the operating system as one of ours, with the path in it."""
+    if isinstance(error, StorageError):
+        return error
+    if error.errno in _NOT_THERE:
+        return not_found(path)
+    text = f"{path}: {error.strerror or error}"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return PermissionDeniedError(text, url=path)
+    if error.errno in _NO_SPACE:
+        return NoSpaceError(text, url=path)
+    return StorageError(text, url=path)
+
+
+def temporary_name(path: str) -> str:
+    """A fresh name beside `path` for a file that is being written."""
+    directory, base = os.path.split(path)
+    mark = TEMPORARY_MARK + uuid.uuid4().hex[:12]
+    room = 255 - len(mark)
+    short = os.fsdecode(os.fsencode(base)[:room]) if len(os.fsencode(base)) > room else base
+    return os.path.join(directory, short + mark)
+
+
+def absolute_path(path: str) -> str:
+    """A local path made absolute: ``.``, ``..`` and repeated slashes gone, symbolic links kept.
+
+    ``..`` behind a symbolic link leads to where the system would go, not where the text seems to say.
+    """
+    if path == "~" or path.startswith("~/"):
+        path = os.path.expanduser(path)
+    result = "/"
+    for part in os.path.join(os.getcwd(), path).split("/"):
+        if part == "..":
+            result = os.path.dirname(os.path.realpath(result) if os.path.islink(result) else result)
+        elif part not in ("", "."):
+            result = os.path.join(result, part)
+    return result
+
+
+class LocalStorage(Storage):
+    """A directory of the local file system. It need not exist.
+
+    Blobs (`read_range`, `read_into`) are only read from regular files that lie inside the directory: a location in a
+    manifest must not lead out of it through a symbolic link, nor block on a FIFO.
+    """
+
+    scheme = "file"
+    parallel_requests = 1
+
+    def __init__(self, path: str) -> None:
+        self.url = absolute_path(path)
+
+    def child(self, name: str) -> LocalStorage:
+        return LocalStorage(os.path.join(self.url, check_relative_path(name)))
+
+    def parent(self) -> LocalStorage | None:
+        return None if self.url == "/" else LocalStorage(os.path.dirname(self.url))
+
+    def _full(self, path: str) -> str:
+        return os.path.join(self.url, check_relative_path(path)) if path else self.url
+
+    def list_dir(self, path: str = "") -> Listing:
+        full = self._full(path)
+        files: list[FileInfo] = []
+        dirs: list[str] = []
+        linked: set[str] = set()
+        try:
+            with os.scandir(full) as entries:
+                for entry in entries:
+                    if _is_dir(entry):
+                        dirs.append(entry.name)
+                        if entry.is_symlink():
+                            linked.add(entry.name)
+                    elif (found := _entry_info(entry, f"{path}/{entry.name}" if path else entry.name)) is not None:
+                        files.append(found)
+        except OSError as error:
+            raise translate_os_error(error, full) from error
+        files.sort(key=lambda file: file.path)
+        return Listing(tuple(files), tuple(sorted(dirs)), frozenset(linked))
+
+    def list_tree(self, path: str = "") -> list[FileInfo]:
+        found: list[FileInfo] = []
+        todo = [path]
+        while todo:
+            directory = todo.pop()
+            full = self._full(directory)
+            try:
+                with os.scandir(full) as entries:
+                    for entry in entries:
+                        name = f"{directory}/{entry.name}" if directory else entry.name
+                        if entry.is_dir(follow_symlinks=False):
+                            todo.append(name)
+                        elif (info := _entry_info(entry, name)) is not None:
+                            found.append(info)
+            except OSError as error:
+                if error.errno in _NOT_THERE:
+                    continue
+                raise translate_os_error(error, full) from error
+        return sorted(found, key=lambda file: file.path)
+
+    def scan(self, names: Sequence[str], wanted: Sequence[str], *, totals: bool = False) -> Iterator[ScannedDir]:
+        wanted_files = {name for name in wanted if not name.endswith("/")}
+        wanted_dirs = {name[:-1] for name in wanted if name.endswith("/")}
+        for name in names:
+            yield self._scan_one(check_relative_path(name), wanted_files, wanted_dirs, totals=totals)
+
+    def _scan_one(self, name: str, wanted_files: set[str], wanted_dirs: set[str], *, totals: bool) -> ScannedDir:
+        found = ScannedDir(name)
+        base = f"{self.url}/{name}" if self.url != "/" else f"/{name}"
+        try:
+            with os.scandir(base) as entries:
+                for entry in entries:
+                    if entry.name in wanted_files:
+                        if not _is_dir(entry) and (info := _entry_info(entry, entry.name)) is not None:
+                            found.files.append(info)
+                    elif entry.name in wanted_dirs and _is_dir(entry):
+                        with os.scandir(entry.path) as inside:
+                            for item in inside:
+                                path = f"{entry.name}/{item.name}"
+                                if not _is_dir(item) and (info := _entry_info(item, path)) is not None:
+                                    found.files.append(info)
+            if totals:
+                found.file_count, found.size_bytes = _count(base)
+        except OSError as error:
+            found.error = translate_os_error(error, error.filename or base)
+        return found
+
+    def find_file(self, path: str) -> FileInfo | None:
+        full = self._full(path)
+        try:
+            found = os.lstat(full)
+            linked = stat.S_ISLNK(found.st_mode)
+            target = os.stat(full) if linked else found
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return None
+            raise translate_os_error(error, full) from error
+        if stat.S_ISDIR(target.st_mode):
+            return None
+        return _info(path, found, target)
+
+    def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
+        with self._open_blob(path, start, end) as descriptor:
+            data = bytearray(end - start)
+            _fill(descriptor, start, memoryview(data), self._full(path))
+            return bytes(data)
+
+    def read_into(self, path: str, start: int, buffer: memoryview, *, version: str = "") -> None:
+        with self._open_blob(path, start, start + len(buffer)) as descriptor:
+            _fill(descriptor, start, buffer, self._full(path))
+
+    @contextlib.contextmanager
+    def _open_blob(self, path: str, start: int, end: int) -> Iterator[int]:
+        """A descriptor of a file that reaches to `end`: no room is made for what a file does not hold."""
+        full = self._full(path)
+        self._check_confined(path)
+        try:
+            with _open_regular(full) as descriptor:
+                found_bytes = max(0, min(os.fstat(descriptor).st_size, end) - start)
+                check_length(found_bytes, end - start, url=full, start=start)
+                yield descriptor
+        except OSError as error:
+            raise translate_os_error(error, full) from error
+
+    def read(self, path: str, *, version: str = "") -> bytes:
+        full = self._full(path)
+        try:
+            with _open_regular(full) as descriptor, open(descriptor, "rb", closefd=False) as file:
+                return file.read()
+        except OSError as error:
+            raise translate_os_error(error, full) from error
+
+    def _check_confined(self, path: str) -> None:
+        full = self.url
+        for part in path.split("/"):
+            full = os.path.join(full, part)
+            if os.path.islink(full):
+                root = os.path.realpath(self.url)
+                if os.path.commonpath([root, os.path.realpath(self._full(path))]) != root:
+                    raise InvalidPathError(f"{self._full(path)}: leads out of {self.url} through a symbolic link")
+                return
+
+    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False) -> FileInfo:
+        full = self._full(path)
+        temporary = temporary_name(full)
+        try:
+            self._make_parents(path)
+            found = write_new_file(temporary, data)
+            try:
+                if exclusive:
+                    found = self._link_exclusively(temporary, full, data, found)
+                else:
+                    os.replace(temporary, full)
+            finally:
+                if exclusive:
+                    os.unlink(temporary)
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            if isinstance(error, FileExistsError) and not isinstance(error, StorageError):
+                raise PreconditionError(f"{full}: exists already", url=full) from error
+            if isinstance(error, OSError):
+                raise translate_os_error(error, full) from error
+            raise
+        self.sync_dir(os.path.dirname(path))
+        return _info(path, found, found)
+
+    def _link_exclusively(
+        self, temporary: str, full: str, data: bytes | memoryview, found: os.stat_result
+    ) -> os.stat_result:
+        try:
+            os.link(temporary, full)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return write_new_file(full, data)
+        return found
+
+    def _make_parents(self, path: str) -> None:
+        """Makes the directories between this one and the file; never this one itself."""
+        parts = path.split("/")[:-1]
+        for depth in range(1, len(parts) + 1):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.join(self.url, *parts[:depth]))
+                self.sync_dir("/".join(parts[: depth - 1]))
+
+    def delete(self, path: str, *, version: str = "") -> bool:
+        full = self._full(path)
+        try:
+            if version:
+                now = os.lstat(full)
+                if _version(now) != version:
+                    raise PreconditionError(f"{full}: is no longer the file that was listed", url=full)
+            os.unlink(full)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return False
+            raise translate_os_error(error, full) from error
+        return True
+
+    def delete_empty_dirs(self, path: str = "") -> None:
+        full = self._full(path)
+        for directory, _, _ in os.walk(full, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(directory)
+
+    def sync_dir(self, path: str = "") -> None:
+        full = self._full(path)
+        with contextlib.suppress(OSError):  # not every file system can, and the data itself is durable already
+            descriptor = os.open(full, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def now(self, *, may_write: bool) -> float:
+        if may_write:
+            temporary = temporary_name(os.path.join(self.url, "clock"))
+            with contextlib.suppress(OSError):
+                os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+                try:
+                    return os.stat(temporary).st_mtime
+                finally:
+                    os.unlink(temporary)
+        return time.time()
+
+
+def write_new_file(full: str, data: bytes | memoryview) -> os.stat_result:
+    """Creates a file that must not exist, writes it, makes its content durable; removes it again on failure."""
+    descriptor = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        view = memoryview(data).cast("B")
+        while view:
+            view = view[os.write(descriptor, view[: 1 << 30]) :]
+        os.fsync(descriptor)
+        return os.fstat(descriptor)
+    except BaseException:
+        os.unlink(full)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _open_regular(full: str) -> Iterator[int]:
+    """A descriptor of a regular file; anything else (a FIFO would block for ever) is refused."""
+    descriptor = os.open(full, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise StorageError(f"{full}: not a regular file", url=full)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _fill(descriptor: int, start: int, buffer: memoryview, full: str) -> None:
+    done = 0
+    while done < len(buffer):
+        got = os.preadv(descriptor, [buffer[done:]], start + done)
+        if got == 0:  # it was cut while we read
+            check_length(done, len(buffer), url=full, start=start)
+        done += got
+
+
+def _is_dir(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a loop of links, or a target that may not be looked at
+        return False
+
+
+def _entry_info(entry: os.DirEntry[str], path: str) -> FileInfo | None:
+    """None for what vanished between the listing and the look."""
+    try:
+        found = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISLNK(found.st_mode):
+        return _info(path, found, found)
+    try:
+        target = entry.stat()
+    except OSError:  # it leads nowhere
+        target = found
+    return _info(path, found, target)
+
+
+def _info(path: str, found: os.stat_result, target: os.stat_result) -> FileInfo:
+    size = target.st_size if stat.S_ISREG(target.st_mode) else 0
+    linked = found is not target or stat.S_ISLNK(found.st_mode)
+    return FileInfo(path, size, target.st_mtime, _version(found), None, linked)
+
+
+def _version(found: os.stat_result) -> str:
+    return f"{found.st_ino}:{found.st_size}:{found.st_mtime_ns}"
+
+
+def _count(base: str) -> tuple[int, int]:
+    """Files below a directory and their bytes; links count as files of no bytes and are not followed."""
+    files = size_bytes = 0
+    todo = [base]
+    while todo:
+        with os.scandir(todo.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
+                    continue
+                files += 1
+                with contextlib.suppress(FileNotFoundError):
+                    found = entry.stat(follow_symlinks=False)
+                    size_bytes += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return files, size_bytes

@@ -1,0 +1,72 @@
+"""Fixtures: real snapshots, a real fake-gcs-server, and the command line."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support.command import Finished
+from tests.support.command import snapctl as run_snapctl
+from tests.support.servers import Bucket, Controlled, fake_gcs_server, fault_proxy, mini_gcs
+
+DATA = pathlib.Path(__file__).parent / "data"
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of the machine's own settings reaches a test."""
+    for name in list(os.environ):
+        if name.startswith(("FSSPEC_", "GOOGLE_", "GCSFS_")) or name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+            monkeypatch.delenv(name)
+    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
+
+
+@pytest.fixture
+def snapctl() -> Callable[..., Finished]:
+    return run_snapctl
+
+
+@pytest.fixture
+def data(tmp_path: pathlib.Path) -> Callable[[str], pathlib.Path]:
+    """``data("torchrec-2ranks")``: a copy of a real save directory that the test may change."""
+
+    def copy(name: str) -> pathlib.Path:
+        target = tmp_path / name
+        shutil.copytree(DATA / name, target)
+        return target
+
+    return copy
+
+
+@pytest.fixture(scope="session")
+def gcs_endpoint() -> Iterator[str]:
+    with fake_gcs_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def bucket(gcs_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A fresh bucket on the fake-gcs-server, to which this test's gs:// leads."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_endpoint)
+    return Bucket(gcs_endpoint, f"bucket-{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture
+def proxied(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Bucket, Controlled]]:
+    """A fresh bucket behind a proxy that counts and injects faults; the bucket object itself goes past it."""
+    with fault_proxy(bucket.endpoint) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.endpoint)
+        yield bucket, proxy
+
+
+@pytest.fixture
+def minigcs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Controlled]:
+    """The small GCS with documented listing semantics and conditions."""
+    with mini_gcs() as server:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.endpoint)
+        yield server
