@@ -479,22 +479,31 @@ def _load_document(data: bytes) -> Any:
 
 def _load_yaml(text: str) -> Any:
     """YAML 1.1, as the releases of 2022 wrote it; without aliases, which they never wrote and which can explode."""
-    if "\0" in text[:64]:
-        raise ValueError("binary data")
     import yaml
 
-    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-    class Loader(base):  # type: ignore[misc]
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.events.AliasEvent):
-                raise ValueError("an alias, which a manifest never has")
-            return super().compose_node(parent, index)
-
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
-        return yaml.load(text, Loader=Loader)  # noqa: S506 - a safe loader
+        node = loader.get_single_node()
+        _refuse_aliases(node)
+        return loader.construct_document(node) if node is not None else None
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+    finally:
+        loader.dispose()
+
+
+def _refuse_aliases(root: Any) -> None:
+    """An alias is a node that stands in several places."""
+    seen: set[int] = set()
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:
+            raise ValueError("an alias, which a manifest never has")
+        seen.add(id(node))
+        value = getattr(node, "value", None)
+        for item in value if isinstance(value, list) else ():
+            todo += item if isinstance(item, tuple) else (item,)
 
 
 def _convert_entry(fields: dict[str, Any]) -> tuple[Entry, dict[str, Any]]:

@@ -88,6 +88,9 @@ class LocalStorage(Storage):
     def _full(self, path: str) -> str:
         return os.path.join(self.url, check_relative_path(path)) if path else self.url
 
+    def _file(self, path: str) -> str:
+        return self._full(check_relative_path(path))
+
     def list_dir(self, path: str = "") -> Listing:
         full = self._full(path)
         files: list[FileInfo] = []
@@ -155,7 +158,7 @@ class LocalStorage(Storage):
         return found
 
     def find_file(self, path: str) -> FileInfo | None:
-        full = self._full(path)
+        full = self._file(path)
         try:
             found = os.lstat(full)
             linked = stat.S_ISLNK(found.st_mode)
@@ -171,17 +174,17 @@ class LocalStorage(Storage):
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
         with self._open_blob(path, start, end) as descriptor:
             data = bytearray(end - start)
-            _fill(descriptor, start, memoryview(data), self._full(path))
+            _fill(descriptor, start, memoryview(data), self._file(path))
             return bytes(data)
 
     def read_into(self, path: str, start: int, buffer: memoryview, *, version: str = "") -> None:
         with self._open_blob(path, start, start + len(buffer)) as descriptor:
-            _fill(descriptor, start, buffer, self._full(path))
+            _fill(descriptor, start, buffer, self._file(path))
 
     @contextlib.contextmanager
     def _open_blob(self, path: str, start: int, end: int) -> Iterator[int]:
         """A descriptor of a file that reaches to `end`: no room is made for what a file does not hold."""
-        full = self._full(path)
+        full = self._file(path)
         self._check_confined(path)
         try:
             with _open_regular(full) as descriptor:
@@ -192,7 +195,7 @@ class LocalStorage(Storage):
             raise translate_os_error(error, full) from error
 
     def read(self, path: str, *, version: str = "") -> bytes:
-        full = self._full(path)
+        full = self._file(path)
         try:
             with _open_regular(full) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 return file.read()
@@ -205,12 +208,12 @@ class LocalStorage(Storage):
             full = os.path.join(full, part)
             if os.path.islink(full):
                 root = os.path.realpath(self.url)
-                if os.path.commonpath([root, os.path.realpath(self._full(path))]) != root:
-                    raise InvalidPathError(f"{self._full(path)}: leads out of {self.url} through a symbolic link")
+                if os.path.commonpath([root, os.path.realpath(self._file(path))]) != root:
+                    raise InvalidPathError(f"{self._file(path)}: leads out of {self.url} through a symbolic link")
                 return
 
     def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False) -> FileInfo:
-        full = self._full(path)
+        full = self._file(path)
         temporary = temporary_name(full)
         try:
             self._make_parents(path)
@@ -254,7 +257,7 @@ class LocalStorage(Storage):
                 self.sync_dir("/".join(parts[: depth - 1]))
 
     def delete(self, path: str, *, version: str = "") -> bool:
-        full = self._full(path)
+        full = self._file(path)
         try:
             if version:
                 now = os.lstat(full)
