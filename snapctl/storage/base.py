@@ -144,9 +144,7 @@ class Storage(abc.ABC):
         buffer[:] = data
 
     @abc.abstractmethod
-    def write(
-        self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True
-    ) -> FileInfo:
+    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
         """Writes a whole file: readers see the old one, or none, until the new one is there in full and durable.
 
         Args:

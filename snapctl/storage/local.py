@@ -212,9 +212,7 @@ class LocalStorage(Storage):
                     raise InvalidPathError(f"{self._file(path)}: leads out of {self.url} through a symbolic link")
                 return
 
-    def write(
-        self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True
-    ) -> FileInfo:
+    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
         full = self._file(path)
         temporary = temporary_name(full)
         try:
