@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -186,6 +186,7 @@ class _Save:
             self._fail(error)
             raise_as = self.pending._error
             self._wind_up()
+            self._in_background(self._leave)
             if raise_as is error or raise_as is None:
                 raise
             raise raise_as from error
@@ -208,9 +209,12 @@ class _Save:
     # -- while training goes on --------------------------------------------------------------------------------
 
     def finish_in_background(self) -> None:
-        thread = threading.Thread(target=self._finish, name=f"snapctl-save-{self._step}", daemon=True)
-        exiting.register(self.pending, thread, f"the save of {self.pending.path}")
         self._blocked_seconds = time.monotonic() - self._started
+        self._in_background(self._finish)
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name=f"snapctl-save-{self._step}", daemon=True)
+        exiting.register(self.pending, thread, f"the save of {self.pending.path}")
         thread.start()
 
     def _finish(self) -> None:
@@ -224,6 +228,11 @@ class _Save:
             self.pending._over.set()
             self._tidy()
         self._wind_up()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._ranks.leave()
+        exiting.unregister(self.pending)
 
     def _write(self) -> RankTimings:
         """Writes this rank's blobs and makes them durable."""
@@ -332,8 +341,6 @@ class _Save:
                 self._remove_blobs()
         self._staged = None
         self.pending._released.set()
-        self._ranks.leave()
-        exiting.unregister(self.pending)
 
     def _close_loop(self) -> None:
         tasks = asyncio.all_tasks(self._loop)

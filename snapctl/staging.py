@@ -323,6 +323,11 @@ def _prepare_write(original: Callable[..., Any], pickled: Mapping[str, bytes]) -
         if type(obj) in (torch.Tensor, torch.nn.Parameter) and obj.numel() == 0 and not obj.is_quantized:
             dtype = _SERIALIZATION.dtype_to_string(obj.dtype)
             return ChunkedTensorEntry(dtype=dtype, shape=list(obj.shape), chunks=[], replicated=replicated), []
+        if isinstance(obj, torch.Tensor) and obj.is_quantized:  # no chunks: each would have its own quantizer
+            location = _PREPARER.get_storage_path(obj, logical_path, rank, replicated)
+            entry, requests = _TENSORS.TensorIOPreparer.prepare_write(location, obj, is_async_snapshot=True)
+            entry.replicated = replicated
+            return entry, requests
         return original(obj=obj, logical_path=logical_path, rank=rank, replicated=replicated, **options)
 
     return prepare_write
