@@ -368,7 +368,9 @@ def _execute(original: Callable[..., Any], before_writing: Callable[[], None]) -
 
 async def _stage_buffer(self: Any, executor: Any = None) -> Any:
     """In place of ``TensorBufferStager.stage_buffer``, whose rule for copying compares a str with an Enum."""
-    return await _TENSORS._run_in_executor(executor, _stage_tensor, self)
+    staged = await _TENSORS._run_in_executor(executor, _stage_tensor, self)
+    self.tensor = None  # torchsnapshot keeps the stager until its blob is written
+    return staged
 
 
 def _stage_tensor(stager: Any) -> memoryview | bytes:
