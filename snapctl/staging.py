@@ -320,10 +320,11 @@ def _prepare_write(original: Callable[..., Any], pickled: Mapping[str, bytes]) -
             kind = f"{type(obj).__module__}.{type(obj).__name__}"
             entry = ObjectEntry(location=location, serializer="torch_save", obj_type=kind, replicated=replicated)
             return entry, [WriteReq(path=location, buffer_stager=_Pickled(pickled[logical_path]))]
-        if type(obj) in (torch.Tensor, torch.nn.Parameter) and obj.numel() == 0 and not obj.is_quantized:
+        is_plain = type(obj) in (torch.Tensor, torch.nn.Parameter)
+        if is_plain and obj.numel() == 0 and not obj.is_quantized:
             dtype = _SERIALIZATION.dtype_to_string(obj.dtype)
             return ChunkedTensorEntry(dtype=dtype, shape=list(obj.shape), chunks=[], replicated=replicated), []
-        if isinstance(obj, torch.Tensor) and obj.is_quantized:  # no chunks: each would have its own quantizer
+        if is_plain and obj.is_quantized:  # no chunks: each would have its own quantizer
             location = _PREPARER.get_storage_path(obj, logical_path, rank, replicated)
             entry, requests = _TENSORS.TensorIOPreparer.prepare_write(location, obj, is_async_snapshot=True)
             entry.replicated = replicated

@@ -251,9 +251,7 @@ def fail_blobs(monkeypatch: pytest.MonkeyPatch, error: Exception, *, after: int 
     monkeypatch.setattr(LocalStorage, "write_blob", write)
 
 
-def test_a_failed_write_is_raised_by_wait_and_leaves_nothing(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failed_write_is_raised_and_leaves_nothing(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHSNAPSHOT_DISABLE_BATCHING", "1")
     fail_blobs(monkeypatch, NoSpaceError("/x: no space left on device"), after=2)
     snapshot = Snapshot(tmp_path, {"m": torchsnapshot.StateDict(**{f"w{i}": torch.ones(9) for i in range(9)})})
@@ -261,11 +259,26 @@ def test_a_failed_write_is_raised_by_wait_and_leaves_nothing(
         snapshot.save(7).wait()
     assert isinstance(caught.value.__cause__, NoSpaceError) and not caught.value.unknown
     assert isinstance(caught.value, RuntimeError)  # what code that waits for torchsnapshot catches
-    assert "step 7 was not saved" in caplog.text
     assert files_in(tmp_path) == set()
     monkeypatch.undo()
     snapshot.save(7).wait()
     assert read_stored(tmp_path / "7")["0/m/w3"][0] == 1
+
+
+def test_a_failure_that_nobody_waits_for_is_logged(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fail_blobs(monkeypatch, NoSpaceError("/x: no space left on device"))
+    gate = hold_back(monkeypatch, "write_blob")
+    snapshot = Snapshot(tmp_path, state())
+    first = snapshot.save(7)
+    gate.set()
+    monkeypatch.undo()
+    snapshot.save(8).wait()  # the earlier failure is not this one's
+    assert "step 7 was not saved: NoSpaceError: /x: no space left on device" in caplog.text
+    assert first.done()
+    with pytest.raises(SaveError):
+        first.wait()
 
 
 def test_an_error_in_the_state_is_raised_by_save(tmp_path: pathlib.Path) -> None:
