@@ -83,7 +83,8 @@ def bare_replicated(rank: int, path: str) -> None:
 
 
 def test_torchsnapshot_alone_fails_when_replicated_values_differ(tmp_path: pathlib.Path) -> None:
-    assert all(outcome.error is not None for outcome in run_ranks(2, bare_replicated, str(tmp_path / "7")))
+    found = run_ranks(2, bare_replicated, str(tmp_path / "7"), until_error=True)
+    assert all(outcome.error is not None for outcome in found)
 
 
 def save_ddp(rank: int, path: str) -> list[list[float]]:
@@ -140,7 +141,7 @@ def bare_sharded(rank: int, path: str) -> None:
 
 
 def test_torchsnapshot_alone_cannot_save_a_shard_of_no_rows(tmp_path: pathlib.Path) -> None:
-    found = run_ranks(2, bare_sharded, str(tmp_path / "1"), timeout=5)
+    found = run_ranks(2, bare_sharded, str(tmp_path / "1"), until_error=True)
     assert isinstance(found[1].error, ZeroDivisionError)
     assert found[0].error == "hangs" or found[0].error is not None  # the other one waits for it
 
