@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+import msgspec
 
 from snapctl.errors import (
     BucketNotFoundError,
     CheckpointNotFoundError,
     InvalidPathError,
     ManifestError,
+    NoMatchError,
     SaveDirNotFoundError,
     StorageError,
     StorageNotFoundError,
@@ -50,8 +52,7 @@ _SIGNS_OF_A_CHECKPOINT = ("replicated", "sharded", "batched", MARKER_DIR, ".snap
 _PROBE_GROUPS = (1, 4, 16, 64)
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True):
     """A checkpoint as it was found at one moment."""
 
     step: int | None
@@ -117,8 +118,7 @@ def plausible_time(seconds: float | None, now: float) -> float | None:
 # -- which is which --------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Place:
+class Place(msgspec.Struct):
     """A path that is there, and what it is."""
 
     storage: Storage
@@ -127,9 +127,9 @@ class Place:
     """Of a save directory: the names of its checkpoints, complete or not, ascending by step."""
     linked_names: frozenset[str] = frozenset()
     """Those of `step_names` that are symbolic links."""
-    known_incomplete: set[str] = field(default_factory=set)
+    known_incomplete: set[str] = set()
     """Names in which no manifest was found on the way here, so that nobody has to look again."""
-    unprobed: dict[str, StorageError] = field(default_factory=dict)
+    unprobed: dict[str, StorageError] = {}
     """Names that could not be looked at on the way here."""
 
 
@@ -374,7 +374,7 @@ def _read_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[[],
                 if marker.problem:
                     warnings.append(f"{found.path}: {marker.problem}")
             elif file.path == PIN_NAME:
-                found = replace(found, pin=parse_pin(storage.read(file.path)))
+                found = msgspec.structs.replace(found, pin=parse_pin(storage.read(file.path)))
             elif found.state == "complete":
                 found = _with_record(found, storage, file, now, warnings)
         ruling = tuple(
@@ -384,9 +384,9 @@ def _read_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[[],
     except StorageNotFoundError:
         return found  # it, or a part of it, vanished between the listing and the look
     except StorageError as error:
-        return replace(found, state="unreadable", problem=error.message, warnings=tuple(warnings))
+        return msgspec.structs.replace(found, state="unreadable", problem=error.message, warnings=tuple(warnings))
     ordered = tuple(markers[partition] for partition in sorted(markers))
-    return replace(found, markers=ordered, claims=ruling, warnings=tuple(warnings))
+    return msgspec.structs.replace(found, markers=ordered, claims=ruling, warnings=tuple(warnings))
 
 
 def _is_worth_reading(file: FileInfo) -> bool:
@@ -416,7 +416,7 @@ def _with_record(found: Checkpoint, storage: Storage, file: FileInfo, now: float
             f"{found.path}: saved again by something else than snapctl: its recorded time and checksums are not used"
         )
         return found
-    return replace(found, record=record, created_at=plausible_time(record.saved_at, now))
+    return msgspec.structs.replace(found, record=record, created_at=plausible_time(record.saved_at, now))
 
 
 def record_matches(record: SaveRecord, storage: Storage, manifest: FileInfo) -> bool:
@@ -462,8 +462,7 @@ def incomplete(storage: Storage) -> CheckpointNotFoundError:
 # -- the newest ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LatestSearch:
+class LatestSearch(msgspec.Struct, frozen=True):
     """The newest checkpoint that answers, and what had to be passed over for it."""
 
     checkpoint: Checkpoint
@@ -505,7 +504,7 @@ def find_latest(place: Place, *, choose: Chooser | None = None) -> LatestSearch:
         except StorageError as error:
             not_looked_at.append(error)
             continue
-        found = replace(found, is_link=name in place.linked_names)
+        found = msgspec.structs.replace(found, is_link=name in place.linked_names)
         return LatestSearch(found, manifest, tuple(unparsable), tuple(error.message for error in not_looked_at))
     if not_looked_at:
         raise not_looked_at[0]
@@ -513,10 +512,6 @@ def find_latest(place: Place, *, choose: Chooser | None = None) -> LatestSearch:
         raise bad_manifest
     hint = f"{len(place.step_names)} incomplete: see snapctl list --all" if place.step_names else None
     raise CheckpointNotFoundError(f"{place.storage.url}: no complete checkpoint", hint=hint)
-
-
-class NoMatchError(CheckpointNotFoundError):
-    """There are complete checkpoints, and none fits the filter."""
 
 
 def _newest_first(place: Place, not_looked_at: list[StorageError]) -> Iterator[tuple[str, Checkpoint | None]]:

@@ -17,7 +17,6 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
@@ -318,8 +317,7 @@ class LogicalEntry(msgspec.Struct, frozen=True, gc=False):
     """The entries behind it with their manifest paths, in the order of the ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True):
     """A parsed manifest."""
 
     version: str
@@ -327,7 +325,7 @@ class Manifest:
     """How many ranks saved the snapshot, whether or not each has an entry."""
     entries: dict[str, Entry]
     """By manifest path, in the manifest's order."""
-    extra_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    extra_fields: Mapping[str, Mapping[str, Any]] = {}
     """Fields that this version does not know, by manifest path; under ``""`` those of the document itself."""
 
     def logical_entries(self) -> list[LogicalEntry]:
