@@ -6,7 +6,6 @@ else in it is left alone.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -46,13 +45,12 @@ FUTURE_TOLERANCE_SECONDS = 300.0
 EARLIEST_SAVE_TIME = 1640995200.0
 """2022-01-01: torchsnapshot is younger. Earlier times come from copies, images and broken clocks."""
 
-_STEP = re.compile(r"0|[1-9][0-9]*")
 _WANTED = (MANIFEST_NAME, DELETING_NAME, PIN_NAME, ".snapctl/", f"{MARKER_DIR}/")
 _SIGNS_OF_A_CHECKPOINT = ("replicated", "sharded", "batched", MARKER_DIR, ".snapctl")
 _PROBE_GROUPS = (1, 4, 16, 64)
 
 
-class Checkpoint(msgspec.Struct, frozen=True):
+class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     """A checkpoint as it was found at one moment."""
 
     step: int | None
@@ -103,9 +101,8 @@ def parse_step(name: str) -> int | None:
 
     ``0`` and ``100`` are steps; ``0100``, ``+7``, ``1_000``, ``9²`` are not.
     """
-    if _STEP.fullmatch(name) is None or len(name) > 4000:
-        return None
-    return int(name)
+    canonical = name.isdecimal() and name.isascii() and (name[0] != "0" or name == "0")
+    return int(name) if canonical and len(name) <= 4000 else None
 
 
 def plausible_time(seconds: float | None, now: float) -> float | None:
@@ -286,20 +283,17 @@ def find_checkpoints(
     chosen = list(place.step_names if names is None else names)
     now = storage.now(may_write=False)
     read = _read_details if details else _without_details
-    scanned = (entry for entry in storage.scan(chosen, _WANTED, totals=totals) if not _vanished(entry))
+    base = storage.url_of("x")[:-1]
 
-    def look(entry: ScannedDir) -> Checkpoint:
-        found = _judge(entry, storage.url_of(entry.name), now, is_link=entry.name in place.linked_names)
-        return read(found, entry, lambda: storage.child(entry.name), now)
+    def look(entry: ScannedDir) -> Checkpoint | None:
+        if entry.error is not None and isinstance(entry.error, StorageNotFoundError):
+            return None  # it vanished between the listing and the look
+        name = entry.name
+        judged = _judge(entry, int(name), base + name, now, is_link=name in place.linked_names)
+        return read(judged, entry, lambda: storage.child(name), now)
 
-    if storage.parallel_requests <= 1:
-        yield from map(look, scanned)
-    else:
-        yield from run_parallel(look, scanned, jobs=storage.parallel_requests)
-
-
-def _vanished(entry: ScannedDir) -> bool:
-    return isinstance(entry.error, StorageNotFoundError)
+    found = run_parallel(look, storage.scan(chosen, _WANTED, totals=totals), jobs=storage.parallel_requests)
+    yield from (checkpoint for checkpoint in found if checkpoint is not None)
 
 
 def look_at_checkpoint(storage: Storage, *, totals: bool = False) -> Checkpoint:
@@ -323,24 +317,25 @@ def look_at_checkpoint(storage: Storage, *, totals: bool = False) -> Checkpoint:
         raise CheckpointNotFoundError(f"{storage.url}: no such checkpoint") from error
     except StorageError as error:
         entry.error = error
-    return _read_details(_judge(entry, storage.url, now, is_link=False), entry, lambda: storage, now)
+    found = _judge(entry, parse_step(storage.name), storage.url, now, is_link=False)
+    return _read_details(found, entry, lambda: storage, now)
 
 
-def _judge(entry: ScannedDir, url: str, now: float, *, is_link: bool) -> Checkpoint:
+def _judge(entry: ScannedDir, step: int | None, url: str, now: float, *, is_link: bool) -> Checkpoint:
     """A checkpoint from what a listing shows of it."""
     files = {file.path: file for file in entry.files}
     manifest = files.get(MANIFEST_NAME)
     complete = manifest is not None and manifest.size_bytes > 0
     state: State = "unreadable" if entry.error is not None else "complete" if complete else "incomplete"
     return Checkpoint(
-        step=parse_step(entry.name),
+        step=step,
         path=url,
         state=state,
         created_at=plausible_time(manifest.modified_at, now) if complete and manifest is not None else None,
         manifest=manifest,
         deleting=files.get(DELETING_NAME),
         pin=Pin() if PIN_NAME in files else None,
-        markers=tuple(Marker(partition) for partition in sorted(_partitions(entry.files))),
+        markers=tuple(Marker(partition) for partition in _partitions(files)) if len(files) > 1 else (),
         size_bytes=entry.size_bytes,
         files=entry.file_count,
         is_link=is_link,
@@ -348,8 +343,9 @@ def _judge(entry: ScannedDir, url: str, now: float, *, is_link: bool) -> Checkpo
     )
 
 
-def _partitions(files: Iterable[FileInfo]) -> set[str]:
-    return {partition for file in files if (partition := partition_of_marker(file.path)) is not None}
+def _partitions(paths: Iterable[str]) -> list[str]:
+    """The partitions whose markers are among the paths, sorted."""
+    return sorted(partition for path in paths if (partition := partition_of_marker(path)) is not None)
 
 
 def _without_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[[], Storage], now: float) -> Checkpoint:

@@ -104,15 +104,19 @@ def claim_path(partition: str, number: int) -> str:
 def partition_of_marker(path: str) -> str | None:
     """The partition of ``evaled_by/<P>_DONE``; None for any other path."""
     directory, _, name = path.partition("/")
+    if directory != MARKER_DIR or "/" in name:
+        return None
     match = _MARKER.fullmatch(name)
-    return match.group(1) if directory == MARKER_DIR and match and "/" not in name else None
+    return match.group(1) if match else None
 
 
 def claim_of_path(path: str) -> tuple[str, int] | None:
     """``(partition, n)`` of ``evaled_by/<P>_CLAIM.<n>``; None for any other path."""
     directory, _, name = path.partition("/")
+    if directory != MARKER_DIR or "/" in name:
+        return None
     match = _CLAIM.fullmatch(name)
-    return (match.group(1), int(match.group(2))) if directory == MARKER_DIR and match and "/" not in name else None
+    return (match.group(1), int(match.group(2))) if match else None
 
 
 def parse_marker(partition: str, data: bytes) -> Marker:

@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class FileInfo(msgspec.Struct, frozen=True):
+class FileInfo(msgspec.Struct, frozen=True, gc=False):
     """One file or object, as the storage saw it at one moment."""
 
     path: str
@@ -48,7 +48,7 @@ class Listing(msgspec.Struct, frozen=True):
     """Those of `dirs` that are symbolic links."""
 
 
-class ScannedDir(msgspec.Struct):
+class ScannedDir(msgspec.Struct, gc=False):
     """What `Storage.scan` found in one child directory."""
 
     name: str
@@ -187,7 +187,8 @@ def check_relative_path(path: str) -> str:
     Raises:
         InvalidPathError: it is absolute, or has an empty part, ``.`` or ``..`` in it.
     """
-    if not path or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+    parts = path.split("/")
+    if "" in parts or ".." in parts or "." in parts or "\0" in path:
         raise InvalidPathError(f"not a path inside a directory: {path!r}")
     return path
 
