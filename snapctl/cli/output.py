@@ -16,6 +16,7 @@ from snapctl.errors import NoSpaceError, SnapctlError, StorageError
 from snapctl.markers import json_number
 
 MIN_COLUMN = 8
+LONG_COLUMN = 20
 _SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -75,7 +76,7 @@ class Output:
         flush = [header in right for header in headers]
         room = terminal_width(sys.stdout)
         if room is not None and sum(widths) + 2 * (len(widths) - 1) > room:
-            narrow = _shrink(widths, room)
+            narrow = _shrink(widths, headers, room)
             if narrow is None:
                 self._records(headers, cells, room)
                 return
@@ -272,26 +273,39 @@ def cell_width(text: str) -> int:
 
 
 def chop(text: str, width: int) -> list[str]:
-    """A text in pieces that are at most so wide; at least one."""
+    """A text in pieces that are at most so wide, at spaces where there are some; at least one piece."""
     if cell_width(text) <= width:
         return [text]
-    from rich.cells import chop_cells
-
-    pieces: list[str] = list(chop_cells(str(text), width))
+    pieces: list[str] = []
+    for word in str(text).split(" "):
+        if pieces and cell_width(pieces[-1]) + 1 + cell_width(word) <= width:
+            pieces[-1] += f" {word}"
+        else:
+            pieces += _chop_word(word, width)
     return [Cell(piece, text.style) for piece in pieces] if isinstance(text, Cell) else pieces
 
 
-def _shrink(widths: Sequence[int], room: int) -> list[int] | None:
-    """Widths that fit, taken from the widest columns; None if that leaves too little of them."""
+def _chop_word(word: str, width: int) -> list[str]:
+    if cell_width(word) <= width:
+        return [word]
+    from rich.cells import chop_cells
+
+    return list(chop_cells(word, width))
+
+
+def _shrink(widths: Sequence[int], headers: Sequence[str], room: int) -> list[int] | None:
+    """Widths that fit, taken from the widest columns, long ones first; None if that leaves too little of them."""
     result = list(widths)
     excess = sum(result) + 2 * (len(result) - 1) - room
-    while excess > 0:
-        widest = max(range(len(result)), key=result.__getitem__)
-        if result[widest] <= MIN_COLUMN:
-            return None
-        result[widest] -= 1
-        excess -= 1
-    return result
+    for floor in (LONG_COLUMN, MIN_COLUMN):
+        while excess > 0:
+            spare = [width - max(floor, len(header)) for width, header in zip(result, headers, strict=True)]
+            most = max(range(len(result)), key=spare.__getitem__)
+            if spare[most] <= 0:
+                break
+            result[most] -= 1
+            excess -= 1
+    return result if excess <= 0 else None
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], flush: Sequence[bool], *, color: bool) -> list[str]:
