@@ -17,6 +17,8 @@ from snapctl.markers import json_number
 
 MIN_COLUMN = 8
 LONG_COLUMN = 20
+FIRST_COMBINING = "\u0300"
+"""Before it every character takes one column."""
 _SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -265,7 +267,7 @@ def format_number(value: float) -> str:
 
 def cell_width(text: str) -> int:
     """Columns that a text takes on a terminal."""
-    if text.isascii():
+    if text.isascii() or max(text) < FIRST_COMBINING:
         return len(text)
     from rich.cells import cell_len
 
