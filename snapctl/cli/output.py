@@ -147,17 +147,21 @@ class Output:
             write_stderr(f"hint: {one_line(hint)}")
 
     @contextlib.contextmanager
-    def progress(self, description: str, total: int | None, *, unit: str = "bytes") -> Iterator[Callable[[int], None]]:
+    def progress(
+        self, description: str, total: int | None, *, unit: str = "bytes", only_if: bool = True
+    ) -> Iterator[Callable[[int], None]]:
         """A progress bar on stderr, if that is a terminal and nobody asked for silence.
 
         Args:
             total: how many bytes or items there will be; None if nobody knows.
-            unit: ``bytes`` shows sizes and a rate, anything else counts.
+            unit: ``bytes`` shows sizes and a rate, anything else counts; without a total, bytes excepted, only the
+                time shows.
+            only_if: False for what is known to be over at once.
 
         Returns:
             a function to call with how much is done by now.
         """
-        if not self.wants_progress or self.as_json or not _is_terminal(sys.stderr):
+        if not only_if or not self.wants_progress or self.as_json or not _is_terminal(sys.stderr):
             yield lambda done: None
             return
         from rich import progress
@@ -167,6 +171,8 @@ class Output:
             [progress.DownloadColumn(binary_units=True), progress.TransferSpeedColumn()]
             if unit == "bytes"
             else [progress.MofNCompleteColumn(), progress.TextColumn(unit)]
+            if total is not None
+            else [progress.TimeElapsedColumn()]
         )
         console = Console(stderr=True, no_color=not wants_color(sys.stderr), markup=False, emoji=False)
         columns = [progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), *middle]
