@@ -17,7 +17,6 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
@@ -27,7 +26,7 @@ from snapctl.errors import ManifestError, ManifestProblem
 MANIFEST_NAME = ".snapshot_metadata"
 """Written last: its presence, not empty, is what makes a checkpoint complete."""
 
-Key: TypeAlias = "bool | int | float | str | None"
+Key: TypeAlias = bool | int | float | str | None
 """A key of a state dict. ``True`` and ``1`` are different keys here, as they are in the manifest."""
 
 DTYPE_SIZES: Mapping[str, int] = {
@@ -318,8 +317,7 @@ class LogicalEntry(msgspec.Struct, frozen=True, gc=False):
     """The entries behind it with their manifest paths, in the order of the ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True):
     """A parsed manifest."""
 
     version: str
@@ -327,7 +325,7 @@ class Manifest:
     """How many ranks saved the snapshot, whether or not each has an entry."""
     entries: dict[str, Entry]
     """By manifest path, in the manifest's order."""
-    extra_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    extra_fields: Mapping[str, Mapping[str, Any]] = {}
     """Fields that this version does not know, by manifest path; under ``""`` those of the document itself."""
 
     def logical_entries(self) -> list[LogicalEntry]:

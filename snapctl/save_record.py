@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -25,16 +24,14 @@ SAVE_RECORD_PATH = ".snapctl/save.json"
 FORMAT_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class BlobSum:
+class BlobSum(msgspec.Struct, frozen=True):
     """Length and checksum of a file, taken while it was written."""
 
     size_bytes: int
     crc32c: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankTimings:
+class RankTimings(msgspec.Struct, frozen=True):
     """How a save went on one rank."""
 
     rank: int
@@ -51,8 +48,7 @@ class RankTimings:
         return self.size_bytes / self.durable_seconds if self.durable_seconds > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SaveRecord:
+class SaveRecord(msgspec.Struct, frozen=True):
     """The content of ``.snapctl/save.json``."""
 
     saved_at: float

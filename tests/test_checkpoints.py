@@ -16,7 +16,6 @@ import pytest
 
 import snapctl as library
 from snapctl.checkpoints import (
-    NoMatchError,
     classify,
     find_checkpoints,
     find_latest,
@@ -32,6 +31,7 @@ from snapctl.errors import (
     CheckpointNotFoundError,
     InvalidPathError,
     ManifestError,
+    NoMatchError,
     SaveDirNotFoundError,
 )
 from snapctl.storage import Storage, open_storage

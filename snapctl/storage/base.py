@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from typing import TypeVar
+
+import msgspec
 
 from snapctl.errors import InvalidPathError, ShortReadError, StorageError, StorageNotFoundError
 
@@ -19,8 +19,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class FileInfo:
+class FileInfo(msgspec.Struct, frozen=True, gc=False):
     """One file or object, as the storage saw it at one moment."""
 
     path: str
@@ -39,8 +38,7 @@ class FileInfo:
     """It cannot be deleted before this time (retention); infinity while an object is under a hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(msgspec.Struct, frozen=True):
     """The direct children of a directory, each sorted by name."""
 
     files: tuple[FileInfo, ...]
@@ -50,12 +48,11 @@ class Listing:
     """Those of `dirs` that are symbolic links."""
 
 
-@dataclass(slots=True)
-class ScannedDir:
+class ScannedDir(msgspec.Struct, gc=False):
     """What `Storage.scan` found in one child directory."""
 
     name: str
-    files: list[FileInfo] = field(default_factory=list)
+    files: list[FileInfo] = []
     """The wanted files; paths are relative to the child directory."""
     file_count: int | None = None
     """All files at any depth, folder objects of no bytes excluded. None unless totals were asked for."""
@@ -205,7 +202,8 @@ def check_relative_path(path: str) -> str:
     Raises:
         InvalidPathError: it is absolute, or has an empty part, ``.`` or ``..`` in it.
     """
-    if not path or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+    parts = path.split("/")
+    if "" in parts or ".." in parts or "." in parts or "\0" in path:
         raise InvalidPathError(f"not a path inside a directory: {path!r}")
     return path
 
@@ -229,6 +227,8 @@ def run_parallel(func: Callable[[Item], Result], items: Iterable[Item], *, jobs:
     todo = list(items)
     if len(todo) <= 1 or jobs <= 1:
         return [func(item) for item in todo]
+    from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait  # 4 ms that a local `latest` does not need
+
     pool = ThreadPoolExecutor(min(jobs, len(todo)), thread_name_prefix="snapctl-io")
     try:
         futures = [pool.submit(func, item) for item in todo]

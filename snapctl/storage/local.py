@@ -144,13 +144,14 @@ class LocalStorage(Storage):
         try:
             with os.scandir(base) as entries:
                 for entry in entries:
-                    if entry.name in wanted_files:
-                        if not _is_dir(entry) and (info := _entry_info(entry, entry.name)) is not None:
+                    entry_name = entry.name
+                    if entry_name in wanted_files:
+                        if not _is_dir(entry) and (info := _entry_info(entry, entry_name)) is not None:
                             found.files.append(info)
-                    elif entry.name in wanted_dirs and _is_dir(entry):
+                    elif entry_name in wanted_dirs and _is_dir(entry):
                         with os.scandir(entry.path) as inside:
                             for item in inside:
-                                path = f"{entry.name}/{item.name}"
+                                path = f"{entry_name}/{item.name}"
                                 if not _is_dir(item) and (info := _entry_info(item, path)) is not None:
                                     found.files.append(info)
             if totals:
