@@ -296,6 +296,19 @@ def test_an_error_in_the_state_is_raised_by_save(tmp_path: pathlib.Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_save_by_a_signal_handler_during_a_save_is_refused_and_does_not_hang(tmp_path: pathlib.Path) -> None:
+    class Handler:
+        def state_dict(self) -> dict[str, Any]:
+            with pytest.raises(SaveError, match="a save is being staged already by this very thread"):
+                Snapshot(tmp_path, state()).save(8)
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    Snapshot(tmp_path, {"h": Handler()}).save(7).wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["7"]
+
+
 def test_an_interrupt_while_staging_is_an_interrupt(tmp_path: pathlib.Path) -> None:
     class Interrupted:
         def state_dict(self) -> dict[str, Any]:
