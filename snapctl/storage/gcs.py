@@ -488,7 +488,7 @@ class GcsStorage(Storage):
 
     # -- changing ----------------------------------------------------------------------------------------------
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False) -> FileInfo:
+    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
         key = self._key(path)
 
         async def work() -> FileInfo:
