@@ -18,12 +18,14 @@ _HOMES = {
     "is_gcs_fs": "snapctl.storage.filesystems",
     "is_local_fs": "snapctl.storage.filesystems",
     "SnapctlError": "snapctl.errors",
+    "read_tensor": "snapctl.weights",
 }
 
 if TYPE_CHECKING:
     from snapctl.checkpoints import get_checkpoint, get_checkpoints, step_from_checkpoint
     from snapctl.errors import SnapctlError
     from snapctl.storage.filesystems import infer_fs, is_gcs_fs, is_local_fs
+    from snapctl.weights import read_tensor
 
 __all__ = [
     "SnapctlError",
@@ -32,6 +34,7 @@ __all__ = [
     "infer_fs",
     "is_gcs_fs",
     "is_local_fs",
+    "read_tensor",
     "step_from_checkpoint",
 ]
 

@@ -14,6 +14,7 @@
     ├── DamagedError                (ValueError)         what is stored contradicts the manifest
     ├── RefusedError                                     a guard said no; nothing was changed
     │   ├── OutputExistsError       (FileExistsError)
+    │   ├── UnsupportedEntryError                        an entry that cannot be decoded or written
     │   └── MissingExtraError       (ImportError)        an optional part is not installed
     ├── StorageError                (OSError)
     │   ├── StorageNotFoundError    (FileNotFoundError)  this object or directory is not there
@@ -144,6 +145,10 @@ class RefusedError(SnapctlError):
 
 class OutputExistsError(RefusedError, FileExistsError):
     """The output file exists and was not to be replaced."""
+
+
+class UnsupportedEntryError(RefusedError):
+    """An entry of a type, dtype or serializer that this version cannot decode, or that the output cannot hold."""
 
 
 class MissingExtraError(RefusedError, ImportError):
