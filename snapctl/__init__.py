@@ -21,6 +21,7 @@ _HOMES = {
     "SaveOptions": "snapctl.saving",
     "SnapctlError": "snapctl.errors",
     "Snapshot": "snapctl.training",
+    "read_tensor": "snapctl.weights",
 }
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from snapctl.saving import PendingSnapshot, SaveOptions
     from snapctl.storage.filesystems import infer_fs, is_gcs_fs, is_local_fs
     from snapctl.training import Snapshot
+    from snapctl.weights import read_tensor
 
 __all__ = [
     "PendingSnapshot",
@@ -40,6 +42,7 @@ __all__ = [
     "infer_fs",
     "is_gcs_fs",
     "is_local_fs",
+    "read_tensor",
     "step_from_checkpoint",
 ]
 

@@ -15,6 +15,7 @@
     ├── RefusedError                                     a guard said no; nothing was changed
     │   ├── UnsavableError                               the state holds what cannot be saved exactly
     │   ├── OutputExistsError       (FileExistsError)
+    │   ├── UnsupportedEntryError                        an entry that cannot be decoded or written
     │   └── MissingExtraError       (ImportError)        an optional part is not installed
     ├── StorageError                (OSError)
     │   ├── StorageNotFoundError    (FileNotFoundError)  this object or directory is not there
@@ -150,6 +151,10 @@ class UnsavableError(RefusedError):
 
 class OutputExistsError(RefusedError, FileExistsError):
     """The output file exists and was not to be replaced."""
+
+
+class UnsupportedEntryError(RefusedError):
+    """An entry of a type, dtype or serializer that this version cannot decode, or that the output cannot hold."""
 
 
 class MissingExtraError(RefusedError, ImportError):

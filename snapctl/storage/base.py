@@ -120,6 +120,11 @@ class Storage(abc.ABC):
     def find_file(self, path: str) -> FileInfo | None:
         """One file, or None. A directory is no file."""
 
+    def find_files(self, paths: Sequence[str]) -> dict[str, FileInfo]:
+        """Those of many files that are there, by path, as `find_file` would find them."""
+        found = run_parallel(self.find_file, paths, jobs=self.parallel_requests)
+        return {path: file for path, file in zip(paths, found, strict=True) if file is not None}
+
     @abc.abstractmethod
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
         """The bytes ``[start, end)`` of a file.

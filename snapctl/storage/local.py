@@ -173,23 +173,26 @@ class LocalStorage(Storage):
         return _info(path, found, target)
 
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
-        with self._open_blob(path, start, end) as descriptor:
+        with self._open_blob(path, start, end, version) as descriptor:
             data = bytearray(end - start)
             _fill(descriptor, start, memoryview(data), self._file(path))
             return bytes(data)
 
     def read_into(self, path: str, start: int, buffer: memoryview, *, version: str = "") -> None:
-        with self._open_blob(path, start, start + len(buffer)) as descriptor:
+        with self._open_blob(path, start, start + len(buffer), version) as descriptor:
             _fill(descriptor, start, buffer, self._file(path))
 
     @contextlib.contextmanager
-    def _open_blob(self, path: str, start: int, end: int) -> Iterator[int]:
+    def _open_blob(self, path: str, start: int, end: int, version: str) -> Iterator[int]:
         """A descriptor of a file that reaches to `end`: no room is made for what a file does not hold."""
         full = self._file(path)
         self._check_confined(path)
         try:
             with _open_regular(full) as descriptor:
-                found_bytes = max(0, min(os.fstat(descriptor).st_size, end) - start)
+                found = os.fstat(descriptor)
+                if version and version != _version(found) and version != _version(os.lstat(full)):
+                    raise PreconditionError(f"{full}: is no longer the file that was listed", url=full)
+                found_bytes = max(0, min(found.st_size, end) - start)
                 check_length(found_bytes, end - start, url=full, start=start)
                 yield descriptor
         except OSError as error:
