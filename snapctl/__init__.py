@@ -17,21 +17,32 @@ _HOMES = {
     "infer_fs": "snapctl.storage.filesystems",
     "is_gcs_fs": "snapctl.storage.filesystems",
     "is_local_fs": "snapctl.storage.filesystems",
+    "PendingSnapshot": "snapctl.saving",
+    "SaveOptions": "snapctl.saving",
     "SnapctlError": "snapctl.errors",
+    "Snapshot": "snapctl.training",
+    "read_tensor": "snapctl.weights",
 }
 
 if TYPE_CHECKING:
     from snapctl.checkpoints import get_checkpoint, get_checkpoints, step_from_checkpoint
     from snapctl.errors import SnapctlError
+    from snapctl.saving import PendingSnapshot, SaveOptions
     from snapctl.storage.filesystems import infer_fs, is_gcs_fs, is_local_fs
+    from snapctl.training import Snapshot
+    from snapctl.weights import read_tensor
 
 __all__ = [
+    "PendingSnapshot",
+    "SaveOptions",
     "SnapctlError",
+    "Snapshot",
     "get_checkpoint",
     "get_checkpoints",
     "infer_fs",
     "is_gcs_fs",
     "is_local_fs",
+    "read_tensor",
     "step_from_checkpoint",
 ]
 

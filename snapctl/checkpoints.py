@@ -550,12 +550,19 @@ def get_checkpoints(save_dir: str) -> list[str]:
     return [found.path for found in find_checkpoints(place, details=False) if found.state == "complete"]
 
 
-def get_checkpoint(save_dir: str, global_step: int | None = None, missing_ok: bool = False) -> str:
+def get_checkpoint(
+    save_dir: str,
+    global_step: int | None = None,
+    missing_ok: bool = False,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> str:
     """The path of one checkpoint of a save directory.
 
     Args:
         global_step: of this step; None: the newest complete one whose manifest can be parsed.
         missing_ok: return ``""`` where there is none, instead of raising.
+        storage_options: for fsspec.
 
     Raises:
         CheckpointNotFoundError: there is no such complete checkpoint.
@@ -563,7 +570,7 @@ def get_checkpoint(save_dir: str, global_step: int | None = None, missing_ok: bo
         StorageError: it could not be looked at.
     """
     try:
-        place = open_save_dir(save_dir)
+        place = open_save_dir(save_dir, storage_options)
         if global_step is None:
             return find_latest(place).checkpoint.path
         name = str(global_step)

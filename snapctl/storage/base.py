@@ -120,6 +120,11 @@ class Storage(abc.ABC):
     def find_file(self, path: str) -> FileInfo | None:
         """One file, or None. A directory is no file."""
 
+    def find_files(self, paths: Sequence[str]) -> dict[str, FileInfo]:
+        """Those of many files that are there, by path, as `find_file` would find them."""
+        found = run_parallel(self.find_file, paths, jobs=self.parallel_requests)
+        return {path: file for path, file in zip(paths, found, strict=True) if file is not None}
+
     @abc.abstractmethod
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
         """The bytes ``[start, end)`` of a file.
@@ -141,15 +146,30 @@ class Storage(abc.ABC):
         buffer[:] = data
 
     @abc.abstractmethod
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False) -> FileInfo:
+    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
         """Writes a whole file: readers see the old one, or none, until the new one is there in full and durable.
 
         Args:
             exclusive: create it, and never touch one that exists.
+            durable: False leaves it to the system when it reaches the disk (local only).
 
         Raises:
             PreconditionError: `exclusive`, and it exists.
         """
+
+    def write_blob(self, path: str, data: bytes | memoryview, *, durable: bool = True) -> FileInfo:
+        """Writes a whole file that nobody looks at until another one says that it is there.
+
+        An old file of that name is gone first. The content is durable when this returns, its name in the directory
+        (and directories made on the way) only after `sync_dir`.
+
+        Args:
+            durable: as in `write`.
+        """
+        return self.write(path, data, durable=durable)
+
+    def make_dir(self, *, durable: bool = True) -> None:  # noqa: B027
+        """Makes this directory and those above it, as far as they are missing. Nothing to do on an object store."""
 
     @abc.abstractmethod
     def delete(self, path: str, *, version: str = "") -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import bisect
 import concurrent.futures
 import contextvars
 import email.utils
@@ -36,7 +37,16 @@ from snapctl.errors import (
     StorageError,
     UnavailableError,
 )
-from snapctl.storage.base import FileInfo, Listing, ScannedDir, Storage, check_length, check_relative_path, not_found
+from snapctl.storage.base import (
+    FileInfo,
+    Listing,
+    ScannedDir,
+    Storage,
+    check_length,
+    check_relative_path,
+    not_found,
+    run_parallel,
+)
 
 try:
     import aiohttp
@@ -60,6 +70,8 @@ RETRY_SECONDS = 8.0
 """No new attempt begins later than this after the first."""
 MAX_ATTEMPTS = 4
 LIST_JOBS = 16
+MIN_LISTED_FILES = 4
+"""From so many files of a directory on, a listing is tried, and goes on while each page holds as many of them."""
 UPLOAD_CHUNK_BYTES = 32 << 20
 PAGE_FIELDS = (
     "nextPageToken,prefixes,items(name,size,timeCreated,generation,crc32c,"
@@ -452,6 +464,42 @@ class GcsStorage(Storage):
                 raise
             return None
 
+    def find_files(self, paths: Sequence[str]) -> dict[str, FileInfo]:
+        """In one listing for each directory that many of them share, unless it is too full of others."""
+        by_directory: dict[str, list[str]] = {}
+        for path in dict.fromkeys(paths):
+            by_directory.setdefault(check_relative_path(path).rpartition("/")[0], []).append(path)
+        listed = [sorted(group) for group in by_directory.values() if len(group) >= MIN_LISTED_FILES]
+        found: dict[str, FileInfo] = {}
+        single = [path for group in by_directory.values() if len(group) < MIN_LISTED_FILES for path in group]
+        for files, left in run_parallel(self._list_some, listed, jobs=LIST_JOBS):
+            found.update(files)
+            single += left
+        found.update(super().find_files(single))
+        return found
+
+    def _list_some(self, paths: Sequence[str]) -> tuple[dict[str, FileInfo], Sequence[str]]:
+        """What a listing from the first to the last of some files (sorted) finds, and those that it gave up on."""
+        wanted = set(paths)
+        last = self._prefix + paths[-1] + "\0"
+
+        async def work() -> tuple[dict[str, FileInfo], Sequence[str]]:
+            found: dict[str, FileInfo] = {}
+            position, pages = 0, 0
+            while position < len(paths):
+                page = await self._page(self._prefix, startOffset=self._prefix + paths[position], endOffset=last)
+                infos = [self._info(item, self._prefix) for item in page.items]
+                found.update({info.path: info for info in infos if info.path in wanted})
+                pages += 1
+                if not page.nextPageToken:
+                    return found, ()
+                position = bisect.bisect_right(paths, infos[-1].path) if infos else position
+                if not infos or position < pages * MIN_LISTED_FILES:
+                    break
+            return found, paths[position:]
+
+        return self._run(work(), "", listing=True)
+
     # -- reading -----------------------------------------------------------------------------------------------
 
     def _key(self, path: str) -> str:
@@ -488,7 +536,7 @@ class GcsStorage(Storage):
 
     # -- changing ----------------------------------------------------------------------------------------------
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False) -> FileInfo:
+    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
         key = self._key(path)
 
         async def work() -> FileInfo:

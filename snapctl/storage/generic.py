@@ -200,7 +200,7 @@ class GenericStorage(Storage):
         except Exception as error:
             raise self._translated(error, path) from error
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False) -> FileInfo:
+    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
         full = self._file(path)
         try:
             if exclusive:

@@ -173,23 +173,26 @@ class LocalStorage(Storage):
         return _info(path, found, target)
 
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
-        with self._open_blob(path, start, end) as descriptor:
+        with self._open_blob(path, start, end, version) as descriptor:
             data = bytearray(end - start)
             _fill(descriptor, start, memoryview(data), self._file(path))
             return bytes(data)
 
     def read_into(self, path: str, start: int, buffer: memoryview, *, version: str = "") -> None:
-        with self._open_blob(path, start, start + len(buffer)) as descriptor:
+        with self._open_blob(path, start, start + len(buffer), version) as descriptor:
             _fill(descriptor, start, buffer, self._file(path))
 
     @contextlib.contextmanager
-    def _open_blob(self, path: str, start: int, end: int) -> Iterator[int]:
+    def _open_blob(self, path: str, start: int, end: int, version: str) -> Iterator[int]:
         """A descriptor of a file that reaches to `end`: no room is made for what a file does not hold."""
         full = self._file(path)
         self._check_confined(path)
         try:
             with _open_regular(full) as descriptor:
-                found_bytes = max(0, min(os.fstat(descriptor).st_size, end) - start)
+                found = os.fstat(descriptor)
+                if version and version != _version(found) and version != _version(os.lstat(full)):
+                    raise PreconditionError(f"{full}: is no longer the file that was listed", url=full)
+                found_bytes = max(0, min(found.st_size, end) - start)
                 check_length(found_bytes, end - start, url=full, start=start)
                 yield descriptor
         except OSError as error:
@@ -213,12 +216,12 @@ class LocalStorage(Storage):
                     raise InvalidPathError(f"{self._file(path)}: leads out of {self.url} through a symbolic link")
                 return
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False) -> FileInfo:
+    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
         full = self._file(path)
         temporary = temporary_name(full)
         try:
-            self._make_parents(path)
-            found = write_new_file(temporary, data)
+            self._make_parents(path, durable=durable)
+            found = write_new_file(temporary, data, durable=durable)
             try:
                 if exclusive:
                     found = self._link_exclusively(temporary, full, data, found)
@@ -235,8 +238,39 @@ class LocalStorage(Storage):
             if isinstance(error, OSError):
                 raise translate_os_error(error, full) from error
             raise
-        self.sync_dir(os.path.dirname(path))
+        if durable:
+            self.sync_dir(os.path.dirname(path))
         return _info(path, found, found)
+
+    def write_blob(self, path: str, data: bytes | memoryview, *, durable: bool = True) -> FileInfo:
+        full = self._file(path)
+        try:
+            self._make_parents(path, durable=False)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(full)  # never written into: it may be linked elsewhere, or be open in a reader
+            found = write_new_file(full, data, durable=durable)
+        except OSError as error:
+            raise translate_os_error(error, full) from error
+        return _info(path, found, found)
+
+    def make_dir(self, *, durable: bool = True) -> None:
+        missing: list[str] = []
+        path = self.url
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        try:
+            for path in reversed(missing):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(path)
+                    if durable:
+                        LocalStorage(os.path.dirname(path)).sync_dir()
+            if not os.path.isdir(self.url):
+                raise NotADirectoryError(errno.ENOTDIR, "not a directory")
+        except NotADirectoryError as error:
+            raise StorageError(f"{self.url}: is not a directory", url=self.url) from error
+        except OSError as error:
+            raise translate_os_error(error, self.url) from error
 
     def _link_exclusively(
         self, temporary: str, full: str, data: bytes | memoryview, found: os.stat_result
@@ -249,13 +283,14 @@ class LocalStorage(Storage):
             return write_new_file(full, data)
         return found
 
-    def _make_parents(self, path: str) -> None:
+    def _make_parents(self, path: str, *, durable: bool = True) -> None:
         """Makes the directories between this one and the file; never this one itself."""
         parts = path.split("/")[:-1]
         for depth in range(1, len(parts) + 1):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(os.path.join(self.url, *parts[:depth]))
-                self.sync_dir("/".join(parts[: depth - 1]))
+                if durable:
+                    self.sync_dir("/".join(parts[: depth - 1]))
 
     def delete(self, path: str, *, version: str = "") -> bool:
         full = self._file(path)
@@ -298,14 +333,15 @@ class LocalStorage(Storage):
         return time.time()
 
 
-def write_new_file(full: str, data: bytes | memoryview) -> os.stat_result:
+def write_new_file(full: str, data: bytes | memoryview, *, durable: bool = True) -> os.stat_result:
     """Creates a file that must not exist, writes it, makes its content durable; removes it again on failure."""
     descriptor = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         view = memoryview(data).cast("B")
         while view:
             view = view[os.write(descriptor, view[: 1 << 30]) :]
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
         return os.fstat(descriptor)
     except BaseException:
         os.unlink(full)
