@@ -144,14 +144,18 @@ class Storage(abc.ABC):
         buffer[:] = data
 
     @abc.abstractmethod
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False) -> FileInfo:
+    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, version: str = "") -> FileInfo:
         """Writes a whole file: readers see the old one, or none, until the new one is there in full and durable.
 
         Args:
             exclusive: create it, and never touch one that exists.
+            version: replace only this very object (see `FileInfo.version`), so that of two who read, change and write
+                it none undoes what the other wrote.
 
         Raises:
-            PreconditionError: `exclusive`, and it exists.
+            PreconditionError: `exclusive`, and it exists; or `version`, and another object is in its place, or none.
+                Where an answer was lost, it may be one's own writing that stands there.
+            RefusedError: the storage has no way to create a file exclusively.
         """
 
     @abc.abstractmethod

@@ -473,12 +473,13 @@ class GcsStorage(Storage):
 
     # -- changing ----------------------------------------------------------------------------------------------
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False) -> FileInfo:
+    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, version: str = "") -> FileInfo:
         key = self._key(path)
 
         async def work() -> FileInfo:
             upload = self._upload_at_once if len(data) < UPLOAD_CHUNK_BYTES else self._upload_in_chunks
-            condition = {"ifGenerationMatch": "0"} if exclusive else {}
+            generation = "0" if exclusive else version
+            condition = {"ifGenerationMatch": generation} if generation else {}
             return self._info(_decode_item(await upload(key, memoryview(data).cast("B"), condition)), self._prefix)
 
         return self._run(work(), path)

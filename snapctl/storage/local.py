@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import time
@@ -16,11 +17,15 @@ from snapctl.errors import (
     PermissionDeniedError,
     PreconditionError,
     StorageError,
+    UnavailableError,
 )
 from snapctl.storage.base import FileInfo, Listing, ScannedDir, Storage, check_length, check_relative_path, not_found
 
 TEMPORARY_MARK = ".snapctl-tmp-"
 """Between the name of a file that is being written and a random id."""
+
+LOCK_SECONDS = 10.0
+"""Whoever holds the lock of a directory for longer (for two system calls) has been stopped."""
 
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -209,7 +214,7 @@ class LocalStorage(Storage):
                     raise InvalidPathError(f"{self._full(path)}: leads out of {self.url} through a symbolic link")
                 return
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False) -> FileInfo:
+    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, version: str = "") -> FileInfo:
         full = self._full(path)
         temporary = temporary_name(full)
         try:
@@ -218,6 +223,8 @@ class LocalStorage(Storage):
             try:
                 if exclusive:
                     found = self._link_exclusively(temporary, full, data, found)
+                elif version:
+                    _replace_version(temporary, full, version)
                 else:
                     os.replace(temporary, full)
             finally:
@@ -257,9 +264,7 @@ class LocalStorage(Storage):
         full = self._full(path)
         try:
             if version:
-                now = os.lstat(full)
-                if _version(now) != version:
-                    raise PreconditionError(f"{full}: is no longer the file that was listed", url=full)
+                _check_version(full, version)
             os.unlink(full)
         except OSError as error:
             if error.errno in _NOT_THERE:
@@ -308,6 +313,43 @@ def write_new_file(full: str, data: bytes | memoryview) -> os.stat_result:
         raise
     finally:
         os.close(descriptor)
+
+
+def _check_version(full: str, version: str) -> None:
+    if _version(os.lstat(full)) != version:
+        raise PreconditionError(f"{full}: is no longer the file that was listed", url=full)
+
+
+def _replace_version(temporary: str, full: str, version: str) -> None:
+    """Renames a file over the one that has this version; the directory is locked between the look and the act."""
+    with _locked(os.path.dirname(full)):
+        try:
+            _check_version(full, version)
+        except FileNotFoundError as error:
+            raise PreconditionError(f"{full}: is no longer there", url=full) from error
+        os.replace(temporary, full)
+
+
+@contextlib.contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """An advisory lock on a directory, where the file system has such locks (NFS does not lend them to readers)."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        give_up_at = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > give_up_at:
+                    raise UnavailableError(f"{directory}: somebody holds its lock", url=directory) from error
+                time.sleep(0.005)
+                continue
+            except OSError:
+                pass
+            break
+        yield
+    finally:
+        os.close(descriptor)  # which frees the lock
 
 
 @contextlib.contextmanager
