@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import time
@@ -268,12 +269,14 @@ class GenericStorage(Storage):
 
     def now(self, *, may_write: bool) -> float:
         if may_write:
-            name = f"clock.snapctl-tmp-{time.time_ns():x}"
-            try:
-                found = self.write(name, b"")
-                self.delete(name)
-            except StorageError:
-                return time.time()
-            if found.modified_at:
-                return found.modified_at
+            with contextlib.suppress(StorageError):
+                return self.server_now()
         return time.time()
+
+    def server_now(self) -> float:
+        name = f"clock.snapctl-tmp-{uuid.uuid4().hex[:12]}"
+        found = self.write(name, b"")
+        self.delete(name)
+        if not found.modified_at:
+            raise StorageError(f"{self.url}: {self.scheme}:// tells no times", url=self.url)
+        return found.modified_at

@@ -160,18 +160,15 @@ class LocalStorage(Storage):
         return found
 
     def find_file(self, path: str) -> FileInfo | None:
-        full = self._full(path)
-        try:
-            found = os.lstat(full)
-            linked = stat.S_ISLNK(found.st_mode)
-            target = os.stat(full) if linked else found
-        except OSError as error:
-            if error.errno in _NOT_THERE:
-                return None
-            raise translate_os_error(error, full) from error
-        if stat.S_ISDIR(target.st_mode):
-            return None
-        return _info(path, found, target)
+        found = _find_quietly(self._full(path), path)
+        if isinstance(found, StorageError):
+            raise found
+        return found
+
+    def find_each(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None]:
+        check_relative_path(path)
+        base = self.url if self.url.endswith("/") else self.url + "/"
+        return {name: _find_quietly(f"{base}{check_relative_path(name)}/{path}", path) for name in names}
 
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
         with self._open_blob(path, start, end) as descriptor:
@@ -289,14 +286,20 @@ class LocalStorage(Storage):
 
     def now(self, *, may_write: bool) -> float:
         if may_write:
-            temporary = temporary_name(os.path.join(self.url, "clock"))
-            with contextlib.suppress(OSError):
-                os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-                try:
-                    return os.stat(temporary).st_mtime
-                finally:
-                    os.unlink(temporary)
+            with contextlib.suppress(StorageError):
+                return self.server_now()
         return time.time()
+
+    def server_now(self) -> float:
+        temporary = temporary_name(os.path.join(self.url, "clock"))
+        try:
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            try:
+                return os.stat(temporary).st_mtime
+            finally:
+                os.unlink(temporary)
+        except OSError as error:
+            raise translate_os_error(error, self.url) from error
 
 
 def write_new_file(full: str, data: bytes | memoryview) -> os.stat_result:
@@ -371,6 +374,17 @@ def _fill(descriptor: int, start: int, buffer: memoryview, full: str) -> None:
         if got == 0:  # it was cut while we read
             check_length(done, len(buffer), url=full, start=start)
         done += got
+
+
+def _find_quietly(full: str, path: str) -> FileInfo | StorageError | None:
+    try:
+        found = os.lstat(full)
+        target = os.stat(full) if stat.S_ISLNK(found.st_mode) else found
+    except OSError as error:
+        if error.errno in _NOT_THERE:
+            return None
+        return translate_os_error(error, full)
+    return None if stat.S_ISDIR(target.st_mode) else _info(path, found, target)
 
 
 def _is_dir(entry: os.DirEntry[str]) -> bool:
