@@ -14,6 +14,12 @@ _HOMES = {
     "get_checkpoint": "snapctl.checkpoints",
     "get_checkpoints": "snapctl.checkpoints",
     "step_from_checkpoint": "snapctl.checkpoints",
+    "ClaimRefusedError": "snapctl.claims",
+    "claim_eval": "snapctl.claims",
+    "release_claim": "snapctl.claims",
+    "renew_claim": "snapctl.claims",
+    "is_done_eval": "snapctl.evals",
+    "mark_done_eval": "snapctl.evals",
     "infer_fs": "snapctl.storage.filesystems",
     "is_gcs_fs": "snapctl.storage.filesystems",
     "is_local_fs": "snapctl.storage.filesystems",
@@ -22,16 +28,24 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from snapctl.checkpoints import get_checkpoint, get_checkpoints, step_from_checkpoint
+    from snapctl.claims import ClaimRefusedError, claim_eval, release_claim, renew_claim
     from snapctl.errors import SnapctlError
+    from snapctl.evals import is_done_eval, mark_done_eval
     from snapctl.storage.filesystems import infer_fs, is_gcs_fs, is_local_fs
 
 __all__ = [
+    "ClaimRefusedError",
     "SnapctlError",
+    "claim_eval",
     "get_checkpoint",
     "get_checkpoints",
     "infer_fs",
+    "is_done_eval",
     "is_gcs_fs",
     "is_local_fs",
+    "mark_done_eval",
+    "release_claim",
+    "renew_claim",
     "step_from_checkpoint",
 ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 from snapctl.errors import (
     BucketNotFoundError,
@@ -228,6 +228,22 @@ def open_save_dir(path: str, options: Mapping[str, Any] | None = None) -> Place:
         hint = f"its save directory is {parent.url}" if parent is not None else None
         raise InvalidPathError(f"{place.storage.url}: is a checkpoint, not a save directory", hint=hint)
     return place
+
+
+@overload
+def open_checkpoint(
+    path: str,
+    step: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    allow_save_dir: Literal[False] = False,
+) -> Storage: ...
+
+
+@overload
+def open_checkpoint(
+    path: str, step: int | None = None, options: Mapping[str, Any] | None = None, *, allow_save_dir: bool
+) -> Storage | Place: ...
 
 
 def open_checkpoint(

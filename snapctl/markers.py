@@ -91,9 +91,12 @@ def check_partition(partition: str) -> str:
     """Returns the name of a partition that can stand in the name of a file.
 
     Raises:
-        InvalidOptionError: it is not 1 to 200 bytes without ``/``, control characters or a leading dot.
+        InvalidOptionError: it is not 1 to 200 bytes of UTF-8 without ``/``, control characters or a leading dot.
     """
-    size = len(partition.encode("utf-8", "surrogateescape"))
+    try:
+        size = len(partition.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidOptionError(f"a partition's name is UTF-8: {partition!r}") from error
     if not 1 <= size <= 200:
         raise InvalidOptionError(f"a partition's name is 1 to 200 bytes long, not {size}: {partition[:60]!r}")
     if partition.startswith(".") or "/" in partition or any(ord(c) < 32 or 127 <= ord(c) < 160 for c in partition):

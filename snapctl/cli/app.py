@@ -15,6 +15,8 @@ COMMANDS = {
     "list": "The checkpoints of a save directory.",
     "latest": "The path of the newest complete checkpoint.",
     "show": "What is in a checkpoint.",
+    "mark-eval": "Mark partitions as evaluated, or claim one for evaluation.",
+    "pin": "Protect a checkpoint from prune.",
 }
 """Name and summary of each command; its function is ``command`` in ``<name>_cmd.py``."""
 
