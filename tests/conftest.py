@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.command import Finished
 from tests.support.command import snapctl as run_snapctl
+from tests.support.command import snapctl_inside as run_snapctl_inside
 from tests.support.places import SaveDir
 from tests.support.servers import Bucket, Controlled, fake_gcs_server, fault_proxy, mini_gcs
 
@@ -30,6 +31,11 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def snapctl() -> Callable[..., Finished]:
     return run_snapctl
+
+
+@pytest.fixture
+def snapctl_inside() -> Callable[..., Finished]:
+    return run_snapctl_inside
 
 
 @pytest.fixture
