@@ -20,6 +20,10 @@ _HOMES = {
     "renew_claim": "snapctl.claims",
     "is_done_eval": "snapctl.evals",
     "mark_done_eval": "snapctl.evals",
+    "DeadlineError": "snapctl.errors",
+    "EvaluationTimeoutError": "snapctl.errors",
+    "checkpoints_iterator": "snapctl.waiting",
+    "wait_for_evaluators": "snapctl.waiting",
     "infer_fs": "snapctl.storage.filesystems",
     "is_gcs_fs": "snapctl.storage.filesystems",
     "is_local_fs": "snapctl.storage.filesystems",
@@ -29,13 +33,17 @@ _HOMES = {
 if TYPE_CHECKING:
     from snapctl.checkpoints import get_checkpoint, get_checkpoints, step_from_checkpoint
     from snapctl.claims import ClaimRefusedError, claim_eval, release_claim, renew_claim
-    from snapctl.errors import SnapctlError
+    from snapctl.errors import DeadlineError, EvaluationTimeoutError, SnapctlError
     from snapctl.evals import is_done_eval, mark_done_eval
     from snapctl.storage.filesystems import infer_fs, is_gcs_fs, is_local_fs
+    from snapctl.waiting import checkpoints_iterator, wait_for_evaluators
 
 __all__ = [
     "ClaimRefusedError",
+    "DeadlineError",
+    "EvaluationTimeoutError",
     "SnapctlError",
+    "checkpoints_iterator",
     "claim_eval",
     "get_checkpoint",
     "get_checkpoints",
@@ -47,6 +55,7 @@ __all__ = [
     "release_claim",
     "renew_claim",
     "step_from_checkpoint",
+    "wait_for_evaluators",
 ]
 
 
