@@ -7,7 +7,7 @@ else in it is left alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import msgspec
 
@@ -36,7 +36,7 @@ from snapctl.markers import (
     partition_of_marker,
 )
 from snapctl.save_record import SAVE_RECORD_PATH, SaveRecord, parse_save_record
-from snapctl.storage import FileInfo, ScannedDir, Storage, collect_errors, open_storage, run_parallel
+from snapctl.storage import FileInfo, Listing, ScannedDir, Storage, collect_errors, open_storage, run_parallel
 
 State = Literal["complete", "incomplete", "unreadable"]
 Chooser = Callable[[Sequence["Checkpoint"]], Sequence["Checkpoint"]]
@@ -152,13 +152,18 @@ def classify(storage: Storage) -> Place:
     names = {file.path for file in listing.files}
     if MANIFEST_NAME in names or DELETING_NAME in names:
         return Place(storage, "checkpoint")
-    steps = tuple(sorted((name for name in listing.dirs if parse_step(name) is not None), key=int))
+    steps = step_names(listing)
     place = Place(storage, "save_dir", steps, listing.linked_dirs & set(steps))
     if steps and _has_complete_child(place):
         return place
     if any(name in _SIGNS_OF_A_CHECKPOINT for name in listing.dirs) or _is_among_checkpoints(storage):
         place.kind = "checkpoint"
     return place
+
+
+def step_names(listing: Listing) -> tuple[str, ...]:
+    """The names of a save directory's checkpoints, ascending by step."""
+    return tuple(sorted((name for name in listing.dirs if parse_step(name) is not None), key=int))
 
 
 def _missing(storage: Storage) -> SaveDirNotFoundError | InvalidPathError:
@@ -221,10 +226,31 @@ def open_save_dir(path: str, options: Mapping[str, Any] | None = None) -> Place:
     """
     place = find_place(path, options)
     if place.kind == "checkpoint":
-        parent = place.storage.parent()
-        hint = f"its save directory is {parent.url}" if parent is not None else None
-        raise InvalidPathError(f"{place.storage.url}: is a checkpoint, not a save directory", hint=hint)
+        raise not_a_save_dir(place.storage)
     return place
+
+
+def not_a_save_dir(storage: Storage) -> InvalidPathError:
+    """The error for a checkpoint where a save directory is needed."""
+    parent = storage.parent()
+    hint = f"its save directory is {parent.url}" if parent is not None else None
+    return InvalidPathError(f"{storage.url}: is a checkpoint, not a save directory", hint=hint)
+
+
+@overload
+def open_checkpoint(
+    path: str,
+    step: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    allow_save_dir: Literal[False] = False,
+) -> Storage: ...
+
+
+@overload
+def open_checkpoint(
+    path: str, step: int | None = None, options: Mapping[str, Any] | None = None, *, allow_save_dir: bool
+) -> Storage | Place: ...
 
 
 def open_checkpoint(

@@ -17,6 +17,9 @@ COMMANDS = {
     "list": "The checkpoints of a save directory.",
     "latest": "The path of the newest complete checkpoint.",
     "show": "What is in a checkpoint.",
+    "wait": "Wait for a checkpoint, and for its evaluation.",
+    "mark-eval": "Mark partitions as evaluated, or claim one for evaluation.",
+    "pin": "Protect a checkpoint from prune.",
 }
 """Name and summary of each command; its function is ``command`` in ``<name>_cmd.py``."""
 

@@ -6,8 +6,10 @@ import contextlib
 import json
 import math
 import os
+import select
 import shutil
 import sys
+import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
@@ -107,6 +109,25 @@ class Output:
             parts = [text] if room is None else chop(text, max(MIN_COLUMN, room - width - 2))
             for number, part in enumerate(parts):
                 self._write((label if number == 0 else " " * len(label)) + part + "\n")
+
+    def flush(self) -> None:
+        """Lets the reader have what has been written, before the command goes on."""
+        if sys.stdout is not None:
+            with stdout_errors():
+                sys.stdout.flush()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps; but raises `BrokenPipeError` when the reader of stdout goes away: nobody waits for an answer then."""
+        until = time.monotonic() + seconds
+        try:
+            watched = select.poll()
+            watched.register(sys.stdout.fileno(), 0)
+        except (AttributeError, OSError, ValueError):  # closed, or replaced by something else
+            time.sleep(seconds)
+            return
+        while (left := until - time.monotonic()) > 0:
+            if any(event & select.POLLERR for _, event in watched.poll(math.ceil(min(left, 3600.0) * 1000))):
+                raise BrokenPipeError
 
     def _write(self, text: str) -> None:
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"

@@ -21,6 +21,7 @@ from snapctl.storage.base import (
     check_relative_path,
     collect_errors,
     run_parallel,
+    time_limit,
 )
 from snapctl.storage.local import LocalStorage
 
@@ -36,6 +37,7 @@ __all__ = [
     "open_storage",
     "run_parallel",
     "split_url",
+    "time_limit",
 ]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*(?:::[^/]*)?)://")

@@ -8,6 +8,9 @@ many at a time, use `run_parallel`.
 from __future__ import annotations
 
 import abc
+import contextlib
+import contextvars
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -125,6 +128,19 @@ class Storage(abc.ABC):
         found = run_parallel(self.find_file, paths, jobs=self.parallel_requests)
         return {path: file for path, file in zip(paths, found, strict=True) if file is not None}
 
+    def find_each(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None]:
+        """The same file in each of many child directories, as `find_file` finds it; errors are returned.
+
+        Paths are relative to the child directory. For many names it asks for all of them at once where the storage
+        can.
+        """
+        look = collect_errors(lambda name: self.find_file(f"{name}/{path}"))
+        found = run_parallel(look, names, jobs=self.parallel_requests)
+        return {
+            name: msgspec.structs.replace(item, path=path) if isinstance(item, FileInfo) else item
+            for name, item in zip(names, found, strict=True)
+        }
+
     @abc.abstractmethod
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
         """The bytes ``[start, end)`` of a file.
@@ -146,15 +162,27 @@ class Storage(abc.ABC):
         buffer[:] = data
 
     @abc.abstractmethod
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
+    def write(
+        self,
+        path: str,
+        data: bytes | memoryview,
+        *,
+        exclusive: bool = False,
+        version: str = "",
+        durable: bool = True,
+    ) -> FileInfo:
         """Writes a whole file: readers see the old one, or none, until the new one is there in full and durable.
 
         Args:
             exclusive: create it, and never touch one that exists.
             durable: False leaves it to the system when it reaches the disk (local only).
+            version: replace only this very object (see `FileInfo.version`), so that of two who read, change and write
+                it none undoes what the other wrote.
 
         Raises:
-            PreconditionError: `exclusive`, and it exists.
+            PreconditionError: `exclusive`, and it exists; or `version`, and another object is in its place, or none.
+                Where an answer was lost, it may be one's own writing that stands there.
+            RefusedError: the storage has no way to create a file exclusively.
         """
 
     def write_blob(self, path: str, data: bytes | memoryview, *, durable: bool = True) -> FileInfo:
@@ -200,6 +228,16 @@ class Storage(abc.ABC):
                 storage does not tell the time by itself.
         """
 
+    @abc.abstractmethod
+    def server_now(self) -> float:
+        """The time by the storage's own clock, never by this machine's; locally a temporary file is written for it.
+
+        It is not ahead of that clock, and may be a second behind.
+
+        Raises:
+            StorageError: it cannot be learnt.
+        """
+
 
 def check_relative_path(path: str) -> str:
     """Returns a path that stays inside its directory.
@@ -224,10 +262,38 @@ def check_length(found_bytes: int, expected_bytes: int, *, url: str, start: int 
         )
 
 
+_GIVE_UP_AT: contextvars.ContextVar[float | None] = contextvars.ContextVar("_GIVE_UP_AT", default=None)
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Within it, a request over the network that is not answered in time is given up, with an `UnavailableError`.
+
+    It reaches into `run_parallel`. Calls of the operating system cannot be given up, nor those of fsspec's other file
+    systems.
+    """
+    if seconds is None:
+        yield
+        return
+    outer = _GIVE_UP_AT.get()
+    mine = time.monotonic() + seconds
+    token = _GIVE_UP_AT.set(mine if outer is None else min(outer, mine))
+    try:
+        yield
+    finally:
+        _GIVE_UP_AT.reset(token)
+
+
+def seconds_left() -> float | None:
+    """What is left of the innermost `time_limit`, zero at least; None where there is none."""
+    give_up_at = _GIVE_UP_AT.get()
+    return None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+
+
 def run_parallel(func: Callable[[Item], Result], items: Iterable[Item], *, jobs: int) -> list[Result]:
     """Calls `func` for each item, several at once; results in the order of the items.
 
-    The first exception cancels what has not begun and is raised; so does an interrupt.
+    The first exception cancels what has not begun and is raised; so does an interrupt. Context variables hold in all.
     """
     todo = list(items)
     if len(todo) <= 1 or jobs <= 1:
@@ -236,7 +302,7 @@ def run_parallel(func: Callable[[Item], Result], items: Iterable[Item], *, jobs:
 
     pool = ThreadPoolExecutor(min(jobs, len(todo)), thread_name_prefix="snapctl-io")
     try:
-        futures = [pool.submit(func, item) for item in todo]
+        futures = [pool.submit(contextvars.copy_context().run, func, item) for item in todo]
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
         for future in done:
             if (error := future.exception()) is not None:

@@ -46,6 +46,7 @@ from snapctl.storage.base import (
     check_relative_path,
     not_found,
     run_parallel,
+    seconds_left,
 )
 
 try:
@@ -72,6 +73,8 @@ MAX_ATTEMPTS = 4
 LIST_JOBS = 16
 MIN_LISTED_FILES = 4
 """From so many files of a directory on, a listing is tried, and goes on while each page holds as many of them."""
+MAX_SINGLE_LOOKS = 100
+"""More files than that are not asked for one by one, if a listing can tell."""
 UPLOAD_CHUNK_BYTES = 32 << 20
 PAGE_FIELDS = (
     "nextPageToken,prefixes,items(name,size,timeCreated,generation,crc32c,"
@@ -136,12 +139,17 @@ class _FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
         raise AssertionError("unreachable")
 
     def _learn_time(self, headers: Mapping[str, str]) -> None:
-        date = headers.get("Date")
-        if date:
-            try:
-                self.server_time_ahead = email.utils.parsedate_to_datetime(date).timestamp() - time.time()
-            except ValueError:
-                return
+        told = _date(headers)
+        if told is not None:
+            self.server_time_ahead = told - time.time()
+
+
+def _date(headers: Mapping[str, str]) -> float | None:
+    """The server's time when it answered, to the second below."""
+    try:
+        return email.utils.parsedate_to_datetime(headers["Date"]).timestamp()
+    except (KeyError, ValueError):
+        return None
 
 
 def _is_worth_a_retry(error: Exception) -> bool:
@@ -238,7 +246,7 @@ def translate_gcs_error(error: BaseException, url: str, *, bucket: str, listing:
             url=url,
             hint="gcloud auth application-default login, or --storage-option token=FILE.json",
         )
-    if isinstance(error, TimeoutError | asyncio.TimeoutError):
+    if isinstance(error, TimeoutError | asyncio.TimeoutError | concurrent.futures.TimeoutError):
         return UnavailableError(f"{url}: no answer in time", url=url)
     if isinstance(error, ValueError) and not isinstance(error, aiohttp.ClientError):
         return StorageError(f"{url}: the answer is not what GCS would say: {text}", url=url)
@@ -292,7 +300,7 @@ class GcsStorage(Storage):
         """Runs a coroutine on gcsfs's loop; an interrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._fs.loop)
         try:
-            return future.result()
+            return future.result(seconds_left())
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             future.cancel()
             raise
@@ -301,6 +309,7 @@ class GcsStorage(Storage):
         except Exception as error:
             if isinstance(error, InvalidPathError):
                 raise
+            future.cancel()  # time was up; anything else is over already
             raise translate_gcs_error(error, self.url_of(path), bucket=self._bucket, listing=listing) from error
 
     async def _call(self, method: str, template: str, *args: str, **kwargs: Any) -> tuple[Mapping[str, str], bytes]:
@@ -500,6 +509,30 @@ class GcsStorage(Storage):
 
         return self._run(work(), "", listing=True)
 
+    def find_each(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None]:
+        if len(names) <= MAX_SINGLE_LOOKS:
+            return super().find_each(names, path)
+        listed = self._run(self._find_by_glob(names, check_relative_path(path)), "", listing=True)
+        return super().find_each(names, path) if listed is None else listed
+
+    async def _find_by_glob(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None] | None:
+        """All of them from one listing with a glob; None if that takes so many pages that single looks are better.
+
+        A page may come with few names, or with none, and a server that knows no globs lists everything.
+        """
+        found: dict[str, FileInfo | StorageError | None] = dict.fromkeys(names)
+        glob = "**/" + "".join("?" if character in "*?[]{}\\" else character for character in path)
+        pages = 0
+        async for page in self._pages(self._prefix, matchGlob=glob):
+            for item in page.items:
+                name, _, inner = item.name[len(self._prefix) :].partition("/")
+                if inner == path and name in found:
+                    found[name] = self._info(item, f"{self._prefix}{name}/")
+            pages += 1
+            if page.nextPageToken and pages > 1 + len(names) // MAX_SINGLE_LOOKS:
+                return None
+        return found
+
     # -- reading -----------------------------------------------------------------------------------------------
 
     def _key(self, path: str) -> str:
@@ -536,12 +569,21 @@ class GcsStorage(Storage):
 
     # -- changing ----------------------------------------------------------------------------------------------
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
+    def write(
+        self,
+        path: str,
+        data: bytes | memoryview,
+        *,
+        exclusive: bool = False,
+        version: str = "",
+        durable: bool = True,
+    ) -> FileInfo:
         key = self._key(path)
 
         async def work() -> FileInfo:
             upload = self._upload_at_once if len(data) < UPLOAD_CHUNK_BYTES else self._upload_in_chunks
-            condition = {"ifGenerationMatch": "0"} if exclusive else {}
+            generation = "0" if exclusive else version
+            condition = {"ifGenerationMatch": generation} if generation else {}
             return self._info(_decode_item(await upload(key, memoryview(data).cast("B"), condition)), self._prefix)
 
         return self._run(work(), path)
@@ -602,6 +644,14 @@ class GcsStorage(Storage):
         if self._fs.server_time_ahead is None:
             self._run(self._page(self._prefix, maxResults=1), "", listing=True)
         return time.time() + (self._fs.server_time_ahead or 0.0)
+
+    def server_now(self) -> float:
+        request = self._call("GET", "b/{}/o", self._bucket, prefix=self._prefix, maxResults=1, fields="nextPageToken")
+        headers, _ = self._run(request, "", listing=True)
+        told = _date(headers)
+        if told is None:
+            raise StorageError(f"{self.url}: the answer tells no time", url=self.url)
+        return told
 
 
 def _decode_item(contents: bytes) -> _Item:

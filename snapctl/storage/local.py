@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import time
@@ -16,11 +17,15 @@ from snapctl.errors import (
     PermissionDeniedError,
     PreconditionError,
     StorageError,
+    UnavailableError,
 )
 from snapctl.storage.base import FileInfo, Listing, ScannedDir, Storage, check_length, check_relative_path, not_found
 
 TEMPORARY_MARK = ".snapctl-tmp-"
 """Between the name of a file that is being written and a random id."""
+
+LOCK_SECONDS = 10.0
+"""Whoever holds the lock of a directory for longer (for two system calls) has been stopped."""
 
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -159,18 +164,15 @@ class LocalStorage(Storage):
         return found
 
     def find_file(self, path: str) -> FileInfo | None:
-        full = self._file(path)
-        try:
-            found = os.lstat(full)
-            linked = stat.S_ISLNK(found.st_mode)
-            target = os.stat(full) if linked else found
-        except OSError as error:
-            if error.errno in _NOT_THERE:
-                return None
-            raise translate_os_error(error, full) from error
-        if stat.S_ISDIR(target.st_mode):
-            return None
-        return _info(path, found, target)
+        found = _find_quietly(self._file(path), path)
+        if isinstance(found, StorageError):
+            raise found
+        return found
+
+    def find_each(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None]:
+        check_relative_path(path)
+        base = self.url if self.url.endswith("/") else self.url + "/"
+        return {name: _find_quietly(f"{base}{check_relative_path(name)}/{path}", path) for name in names}
 
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
         with self._open_blob(path, start, end, version) as descriptor:
@@ -216,7 +218,15 @@ class LocalStorage(Storage):
                     raise InvalidPathError(f"{self._file(path)}: leads out of {self.url} through a symbolic link")
                 return
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
+    def write(
+        self,
+        path: str,
+        data: bytes | memoryview,
+        *,
+        exclusive: bool = False,
+        version: str = "",
+        durable: bool = True,
+    ) -> FileInfo:
         full = self._file(path)
         temporary = temporary_name(full)
         try:
@@ -225,6 +235,8 @@ class LocalStorage(Storage):
             try:
                 if exclusive:
                     found = self._link_exclusively(temporary, full, data, found)
+                elif version:
+                    _replace_version(temporary, full, version)
                 else:
                     os.replace(temporary, full)
             finally:
@@ -296,9 +308,7 @@ class LocalStorage(Storage):
         full = self._file(path)
         try:
             if version:
-                now = os.lstat(full)
-                if _version(now) != version:
-                    raise PreconditionError(f"{full}: is no longer the file that was listed", url=full)
+                _check_version(full, version)
             os.unlink(full)
         except OSError as error:
             if error.errno in _NOT_THERE:
@@ -323,14 +333,20 @@ class LocalStorage(Storage):
 
     def now(self, *, may_write: bool) -> float:
         if may_write:
-            temporary = temporary_name(os.path.join(self.url, "clock"))
-            with contextlib.suppress(OSError):
-                os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-                try:
-                    return os.stat(temporary).st_mtime
-                finally:
-                    os.unlink(temporary)
+            with contextlib.suppress(StorageError):
+                return self.server_now()
         return time.time()
+
+    def server_now(self) -> float:
+        temporary = temporary_name(os.path.join(self.url, "clock"))
+        try:
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            try:
+                return os.stat(temporary).st_mtime
+            finally:
+                os.unlink(temporary)
+        except OSError as error:
+            raise translate_os_error(error, self.url) from error
 
 
 def write_new_file(full: str, data: bytes | memoryview, *, durable: bool = True) -> os.stat_result:
@@ -348,6 +364,43 @@ def write_new_file(full: str, data: bytes | memoryview, *, durable: bool = True)
         raise
     finally:
         os.close(descriptor)
+
+
+def _check_version(full: str, version: str) -> None:
+    if _version(os.lstat(full)) != version:
+        raise PreconditionError(f"{full}: is no longer the file that was listed", url=full)
+
+
+def _replace_version(temporary: str, full: str, version: str) -> None:
+    """Renames a file over the one that has this version; the directory is locked between the look and the act."""
+    with _locked(os.path.dirname(full)):
+        try:
+            _check_version(full, version)
+        except FileNotFoundError as error:
+            raise PreconditionError(f"{full}: is no longer there", url=full) from error
+        os.replace(temporary, full)
+
+
+@contextlib.contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """An advisory lock on a directory, where the file system has such locks (NFS does not lend them to readers)."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        give_up_at = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > give_up_at:
+                    raise UnavailableError(f"{directory}: somebody holds its lock", url=directory) from error
+                time.sleep(0.005)
+                continue
+            except OSError:
+                pass
+            break
+        yield
+    finally:
+        os.close(descriptor)  # which frees the lock
 
 
 @contextlib.contextmanager
@@ -369,6 +422,17 @@ def _fill(descriptor: int, start: int, buffer: memoryview, full: str) -> None:
         if got == 0:  # it was cut while we read
             check_length(done, len(buffer), url=full, start=start)
         done += got
+
+
+def _find_quietly(full: str, path: str) -> FileInfo | StorageError | None:
+    try:
+        found = os.lstat(full)
+        target = os.stat(full) if stat.S_ISLNK(found.st_mode) else found
+    except OSError as error:
+        if error.errno in _NOT_THERE:
+            return None
+        return translate_os_error(error, full)
+    return None if stat.S_ISDIR(target.st_mode) else _info(path, found, target)
 
 
 def _is_dir(entry: os.DirEntry[str]) -> bool:
