@@ -18,6 +18,8 @@ PIN_NAME = "PINNED"
 DELETING_NAME = ".snapshot_metadata.deleting"
 """A deletion was announced (beside the manifest) or has begun (without one)."""
 DEFAULT_CLAIM_TTL_SECONDS = 7200.0
+CLAIM_GRACE_SECONDS = 10.0
+"""A claim holds so much longer than its ttl: clocks that tell whole seconds must not cut it short."""
 
 _MARKER = re.compile(r"(.+)_DONE", re.DOTALL)
 _CLAIM = re.compile(r"(.+)_CLAIM\.(0|[1-9][0-9]*)", re.DOTALL)
@@ -168,6 +170,11 @@ def parse_claim(partition: str, number: int, data: bytes, created_at: float) -> 
         return Claim(partition, number, body.owner, body.nonce, body.ttl, created_at)
     except (ValueError, RecursionError):
         return Claim(partition, number, None, None, DEFAULT_CLAIM_TTL_SECONDS, created_at)
+
+
+def is_live(claim: Claim, now: float) -> bool:
+    """Whether a ruling claim still holds at a time of the storage's clock. A mark of its partition voids it."""
+    return claim.created_at + claim.ttl_seconds + CLAIM_GRACE_SECONDS > now
 
 
 def parse_pin(data: bytes) -> Pin:

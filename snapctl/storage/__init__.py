@@ -13,10 +13,13 @@ from typing import Any
 
 from snapctl.errors import InvalidPathError
 from snapctl.storage.base import (
+    DeletedFiles,
+    FileIdentity,
     FileInfo,
     Listing,
     ScannedDir,
     Storage,
+    StorageTime,
     check_length,
     check_relative_path,
     collect_errors,
@@ -25,11 +28,14 @@ from snapctl.storage.base import (
 from snapctl.storage.local import LocalStorage
 
 __all__ = [
+    "DeletedFiles",
+    "FileIdentity",
     "FileInfo",
     "Listing",
     "LocalStorage",
     "ScannedDir",
     "Storage",
+    "StorageTime",
     "check_length",
     "check_relative_path",
     "collect_errors",

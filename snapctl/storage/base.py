@@ -11,12 +11,15 @@ import abc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import TypeVar
+from threading import Event
+from typing import NamedTuple, TypeAlias, TypeVar
 
-from snapctl.errors import InvalidPathError, ShortReadError, StorageError, StorageNotFoundError
+from snapctl.errors import InvalidPathError, PreconditionError, ShortReadError, StorageError, StorageNotFoundError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+FileIdentity: TypeAlias = tuple[int, int]
+"""Device and inode: the same for one file under all its names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,38 @@ class ScannedDir:
     """It could not be looked at; a `StorageNotFoundError` if it vanished meanwhile."""
 
 
+class StorageTime(NamedTuple):
+    """A moment by the storage's clock, or by this machine's where the storage's could not be read."""
+
+    seconds: float
+    """Since the epoch."""
+    is_storage_clock: bool
+
+
+@dataclass(slots=True)
+class DeletedFiles:
+    """What became of the files given to `Storage.delete_files`."""
+
+    deleted: int = 0
+    deleted_bytes: int = 0
+    gone: int = 0
+    """Somebody else had deleted them; that is success, too."""
+    changed: list[str] = field(default_factory=list)
+    """Paths where another object stands in place of the one that was listed; it was not touched."""
+    failed: list[StorageError] = field(default_factory=list)
+    """One error for each file that is still there."""
+    unfinished: int = 0
+    """Not tried: it was stopped, or a change was seen."""
+
+    def count(self, size_bytes: int, outcome: bool) -> None:
+        """Counts one file that is no longer there."""
+        if outcome:
+            self.deleted += 1
+            self.deleted_bytes += size_bytes
+        else:
+            self.gone += 1
+
+
 class Storage(abc.ABC):
     """One directory of a file system or an object store."""
 
@@ -102,10 +137,14 @@ class Storage(abc.ABC):
         """
 
     @abc.abstractmethod
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         """All files below a directory at any depth, sorted by path; paths are relative to this storage.
 
         Symbolic links are listed and never followed. Empty where there is nothing.
+
+        Args:
+            cuts: sorted paths (relative to `path`) of about all that is expected there. They need not be right: an
+                object store only uses them to list several ranges of equal size at the same time.
         """
 
     @abc.abstractmethod
@@ -144,11 +183,13 @@ class Storage(abc.ABC):
         buffer[:] = data
 
     @abc.abstractmethod
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False) -> FileInfo:
+    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
         """Writes a whole file: readers see the old one, or none, until the new one is there in full and durable.
 
         Args:
             exclusive: create it, and never touch one that exists.
+            durable: False for a small exclusive file that `sync_dir` will make durable with others: it is created in
+                one step, and its content can be lost with the machine.
 
         Raises:
             PreconditionError: `exclusive`, and it exists.
@@ -168,6 +209,37 @@ class Storage(abc.ABC):
             PreconditionError: another object is in its place.
         """
 
+    def delete_files(
+        self,
+        files: Sequence[FileInfo],
+        *,
+        stop: Event | None = None,
+        on_done: Callable[[int], None] | None = None,
+    ) -> DeletedFiles:
+        """Deletes many files, each only while it is still the very object that was listed (of a link: the link).
+
+        One failure does not stop the rest. As soon as another object is seen in the place of one, no more are begun.
+
+        Args:
+            files: as `list_tree` lists them.
+            stop: set by somebody else to end it early.
+            on_done: called with how many more files are done, possibly from another thread.
+        """
+        result = DeletedFiles()
+        for number, file in enumerate(files):
+            if result.changed or (stop is not None and stop.is_set()):
+                result.unfinished = len(files) - number
+                break
+            try:
+                result.count(file.size_bytes, self.delete(file.path, version=file.version))
+            except PreconditionError:
+                result.changed.append(file.path)
+            except StorageError as error:
+                result.failed.append(error)
+            if on_done is not None:
+                on_done(1)
+        return result
+
     def delete_empty_dirs(self, path: str = "") -> None:  # noqa: B027
         """Removes a directory and those in it, as far as they are empty. Nothing to do on an object store."""
 
@@ -182,6 +254,46 @@ class Storage(abc.ABC):
             may_write: a temporary file may be written to learn it; otherwise the machine's clock answers where the
                 storage does not tell the time by itself.
         """
+
+    def read_clock(self, *, may_write: bool) -> StorageTime:
+        """`now`, and whether it is the storage's own time or, for want of it, this machine's."""
+        return StorageTime(self.now(may_write=may_write), False)
+
+    # -- what only some storages have --------------------------------------------------------------------------
+
+    def soft_delete_seconds(self) -> float | None:
+        """For how long the storage keeps, and bills, what was deleted; None for not at all, or if it does not say."""
+        return None
+
+    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
+        """Paths of the symbolic links in a directory, or at any depth below it; none are followed.
+
+        What may not be entered is passed over.
+        """
+        return []
+
+    def identify(self, path: str = "") -> FileIdentity | None:
+        """What a path leads to, links followed; None where there is nothing, or no such thing as an identity."""
+        return None
+
+    def identify_ancestors(self, path: str) -> list[FileIdentity]:
+        """What a symbolic link leads to in the end, and all directories above that, from the inside out.
+
+        Raises:
+            PermissionDeniedError: nobody can tell, because something on the way may not be entered.
+        """
+        return []
+
+    def delete_link(self, name: str) -> bool:
+        """Removes a symbolic link, never what it leads to.
+
+        Returns:
+            False if it was gone already.
+
+        Raises:
+            PreconditionError: it is no symbolic link.
+        """
+        raise PreconditionError(f"{self.url_of(name)}: is no symbolic link", url=self.url_of(name))
 
 
 def check_relative_path(path: str) -> str:

@@ -18,7 +18,16 @@ from snapctl.errors import (
     StorageError,
     UnavailableError,
 )
-from snapctl.storage.base import FileInfo, Listing, ScannedDir, Storage, check_length, check_relative_path, not_found
+from snapctl.storage.base import (
+    FileInfo,
+    Listing,
+    ScannedDir,
+    Storage,
+    StorageTime,
+    check_length,
+    check_relative_path,
+    not_found,
+)
 
 _EXTRAS = {"s3": "s3", "s3a": "s3"}
 _TIME_KEYS = ("created", "LastModified", "last_modified", "mtime", "timeCreated")
@@ -129,7 +138,7 @@ class GenericStorage(Storage):
                 files.append(self._info(found, f"{path}/{base}" if path else base))
         return Listing(tuple(sorted(files, key=lambda file: file.path)), tuple(sorted(dirs)))
 
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         found: list[FileInfo] = []
         todo = [path]
         while todo:
@@ -194,7 +203,7 @@ class GenericStorage(Storage):
         except Exception as error:
             raise self._translated(error, path) from error
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False) -> FileInfo:
+    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
         full = self._full(path)
         try:
             if exclusive:
@@ -235,13 +244,16 @@ class GenericStorage(Storage):
             return
 
     def now(self, *, may_write: bool) -> float:
+        return self.read_clock(may_write=may_write).seconds
+
+    def read_clock(self, *, may_write: bool) -> StorageTime:
         if may_write:
             name = f"clock.snapctl-tmp-{time.time_ns():x}"
             try:
                 found = self.write(name, b"")
                 self.delete(name)
             except StorageError:
-                return time.time()
+                return StorageTime(time.time(), False)
             if found.modified_at:
-                return found.modified_at
-        return time.time()
+                return StorageTime(found.modified_at, True)
+        return StorageTime(time.time(), False)

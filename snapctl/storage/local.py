@@ -8,7 +8,8 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event
 
 from snapctl.errors import (
     InvalidPathError,
@@ -17,7 +18,18 @@ from snapctl.errors import (
     PreconditionError,
     StorageError,
 )
-from snapctl.storage.base import FileInfo, Listing, ScannedDir, Storage, check_length, check_relative_path, not_found
+from snapctl.storage.base import (
+    DeletedFiles,
+    FileIdentity,
+    FileInfo,
+    Listing,
+    ScannedDir,
+    Storage,
+    StorageTime,
+    check_length,
+    check_relative_path,
+    not_found,
+)
 
 TEMPORARY_MARK = ".snapctl-tmp-"
 """Between the name of a file that is being written and a random id."""
@@ -107,7 +119,7 @@ class LocalStorage(Storage):
         files.sort(key=lambda file: file.path)
         return Listing(tuple(files), tuple(sorted(dirs)), frozenset(linked))
 
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         found: list[FileInfo] = []
         todo = [path]
         while todo:
@@ -209,8 +221,10 @@ class LocalStorage(Storage):
                     raise InvalidPathError(f"{self._full(path)}: leads out of {self.url} through a symbolic link")
                 return
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False) -> FileInfo:
+    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
         full = self._full(path)
+        if exclusive and not durable:
+            return self._create(path, data)
         temporary = temporary_name(full)
         try:
             self._make_parents(path)
@@ -232,6 +246,18 @@ class LocalStorage(Storage):
                 raise translate_os_error(error, full) from error
             raise
         self.sync_dir(os.path.dirname(path))
+        return _info(path, found, found)
+
+    def _create(self, path: str, data: bytes | memoryview) -> FileInfo:
+        """Creates a file in one step, without waiting for the disk."""
+        full = self._full(path)
+        try:
+            self._make_parents(path)
+            found = write_new_file(full, data, durable=False)
+        except FileExistsError as error:
+            raise PreconditionError(f"{full}: exists already", url=full) from error
+        except OSError as error:
+            raise translate_os_error(error, full) from error
         return _info(path, found, found)
 
     def _link_exclusively(
@@ -267,6 +293,47 @@ class LocalStorage(Storage):
             raise translate_os_error(error, full) from error
         return True
 
+    def delete_files(
+        self,
+        files: Sequence[FileInfo],
+        *,
+        stop: Event | None = None,
+        on_done: Callable[[int], None] | None = None,
+    ) -> DeletedFiles:
+        """As `Storage.delete_files`; symbolic links on the way to a file are not followed."""
+        result = DeletedFiles()
+        done = 0
+        with _OpenDirs(self.url) as open_dirs:
+            for number, file in enumerate(files):
+                if result.changed or (stop is not None and stop.is_set()):
+                    result.unfinished = len(files) - number
+                    break
+                self._delete_listed(file, open_dirs, result)
+                if on_done is not None and number % 64 == 63:
+                    on_done(number + 1 - done)
+                    done = number + 1
+        if on_done is not None and len(files) - result.unfinished > done:
+            on_done(len(files) - result.unfinished - done)
+        return result
+
+    def _delete_listed(self, file: FileInfo, open_dirs: _OpenDirs, result: DeletedFiles) -> None:
+        directory, _, name = file.path.rpartition("/")
+        try:
+            descriptor = open_dirs.descriptor(directory)
+            if _version(os.stat(name, dir_fd=descriptor, follow_symlinks=False)) != file.version:
+                result.changed.append(file.path)
+                return
+            os.unlink(name, dir_fd=descriptor)
+            result.deleted += 1
+            result.deleted_bytes += 0 if file.is_link else file.size_bytes
+        except FileNotFoundError:
+            result.gone += 1
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EISDIR):  # no longer the directory that was listed
+                result.changed.append(file.path)
+            else:
+                result.failed.append(translate_os_error(error, f"{self.url}/{file.path}"))
+
     def delete_empty_dirs(self, path: str = "") -> None:
         full = self._full(path)
         for directory, _, _ in os.walk(full, topdown=False):
@@ -283,25 +350,114 @@ class LocalStorage(Storage):
                 os.close(descriptor)
 
     def now(self, *, may_write: bool) -> float:
+        return self.read_clock(may_write=may_write).seconds
+
+    def read_clock(self, *, may_write: bool) -> StorageTime:
         if may_write:
             temporary = temporary_name(os.path.join(self.url, "clock"))
             with contextlib.suppress(OSError):
                 os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
                 try:
-                    return os.stat(temporary).st_mtime
+                    return StorageTime(os.stat(temporary).st_mtime, True)
                 finally:
                     os.unlink(temporary)
-        return time.time()
+        return StorageTime(time.time(), False)
+
+    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
+        links: list[str] = []
+        todo = [path]
+        while todo:
+            directory = todo.pop()
+            with contextlib.suppress(OSError), os.scandir(self._full(directory)) as entries:
+                for entry in entries:
+                    name = f"{directory}/{entry.name}" if directory else entry.name
+                    if entry.is_symlink():
+                        links.append(name)
+                    elif deep and entry.is_dir(follow_symlinks=False):
+                        todo.append(name)
+        return sorted(links)
+
+    def identify(self, path: str = "") -> FileIdentity | None:
+        full = self._full(path)
+        try:
+            found = os.stat(full)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return None
+            raise translate_os_error(error, full) from error
+        return found.st_dev, found.st_ino
+
+    def identify_ancestors(self, path: str) -> list[FileIdentity]:
+        full = self._full(path)
+        found: list[FileIdentity] = []
+        try:
+            os.stat(full)
+            place = os.path.realpath(full)
+            while True:
+                seen = os.stat(place)
+                found.append((seen.st_dev, seen.st_ino))
+                if place == "/":
+                    return found
+                place = os.path.dirname(place)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return found
+            raise translate_os_error(error, full) from error
+
+    def delete_link(self, name: str) -> bool:
+        full = self._full(name)
+        try:
+            if not stat.S_ISLNK(os.lstat(full).st_mode):
+                raise PreconditionError(f"{full}: is no symbolic link", url=full)
+            os.unlink(full)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return False
+            raise translate_os_error(error, full) from error
+        return True
 
 
-def write_new_file(full: str, data: bytes | memoryview) -> os.stat_result:
+class _OpenDirs:
+    """Descriptors of the directories below one, opened without following links, as few as will do at a time."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._open: list[tuple[str, int]] = []
+
+    def __enter__(self) -> _OpenDirs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            os.close(self._open.pop()[1])
+
+    def descriptor(self, directory: str) -> int:
+        """Of a directory by its path; good until the next call."""
+        if self._open and self._open[-1][0] == directory:
+            return self._open[-1][1]
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        if not self._open:
+            self._open.append(("", os.open(self._root, flags)))
+        while (top := self._open[-1][0]) and top != directory and not directory.startswith(top + "/"):
+            os.close(self._open.pop()[1])
+        top, descriptor = self._open[-1]
+        rest = directory[len(top) :].strip("/")
+        for part in rest.split("/") if rest else ():
+            descriptor = os.open(part, flags | os.O_NOFOLLOW, dir_fd=descriptor)
+            top = f"{top}/{part}" if top else part
+            self._open.append((top, descriptor))
+        return descriptor
+
+
+def write_new_file(full: str, data: bytes | memoryview, *, durable: bool = True) -> os.stat_result:
     """Creates a file that must not exist, writes it, makes its content durable; removes it again on failure."""
     descriptor = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         view = memoryview(data).cast("B")
         while view:
             view = view[os.write(descriptor, view[: 1 << 30]) :]
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
         return os.fstat(descriptor)
     except BaseException:
         os.unlink(full)
