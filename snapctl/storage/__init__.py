@@ -23,6 +23,7 @@ from snapctl.storage.base import (
     check_length,
     check_relative_path,
     collect_errors,
+    cuts_of,
     run_parallel,
 )
 from snapctl.storage.local import LocalStorage
@@ -39,6 +40,7 @@ __all__ = [
     "check_length",
     "check_relative_path",
     "collect_errors",
+    "cuts_of",
     "open_storage",
     "run_parallel",
     "split_url",

@@ -16,6 +16,9 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from snapctl.errors import InvalidPathError, PreconditionError, ShortReadError, StorageError, StorageNotFoundError
 
+PART_FILES = 995
+"""What fits into a page of a listing, but for a few names that nobody expected."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 FileIdentity: TypeAlias = tuple[int, int]
@@ -143,8 +146,8 @@ class Storage(abc.ABC):
         Symbolic links are listed and never followed. Empty where there is nothing.
 
         Args:
-            cuts: sorted paths (relative to `path`) of about all that is expected there. They need not be right: an
-                object store only uses them to list several ranges of equal size at the same time.
+            cuts: paths (relative to `path`, sorted) at which the listing can be cut into parts of a page each, see
+                `cuts_of`. They need not be right: an object store only uses them to have several parts at a time.
         """
 
     @abc.abstractmethod
@@ -305,6 +308,11 @@ def check_relative_path(path: str) -> str:
     if not path or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
         raise InvalidPathError(f"not a path inside a directory: {path!r}")
     return path
+
+
+def cuts_of(paths: Sequence[str]) -> Sequence[str]:
+    """Those of about all the paths of a directory (sorted) that `Storage.list_tree` takes as its `cuts`."""
+    return paths[PART_FILES::PART_FILES]
 
 
 def check_length(found_bytes: int, expected_bytes: int, *, url: str, start: int = 0) -> None:

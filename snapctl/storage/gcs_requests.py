@@ -13,9 +13,6 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 BATCH_SIZE = 100
-PAGE_SIZE = 1000
-_SPARE_NAMES = 5
-"""Left free in the pages of each range, so that a few names nobody expected do not cost another page."""
 
 _STATUS = re.compile(rb"^HTTP/[0-9.]+ +([0-9]{3})", re.MULTILINE)
 _CONTENT_ID = re.compile(rb"^Content-ID: *<?[^>\r\n]*\+([0-9]+)>?", re.MULTILINE | re.IGNORECASE)
@@ -90,9 +87,7 @@ def _message(part: bytes) -> str:
     return " ".join(text.split())[:300]
 
 
-def cut_evenly(names: Sequence[str], jobs: int) -> list[str]:
-    """Where to cut a listing of about these names (sorted) into at most `jobs` ranges of full pages."""
-    pages = -(-len(names) // PAGE_SIZE)
-    pages_each = -(-pages // jobs)
-    size = pages_each * PAGE_SIZE - _SPARE_NAMES
-    return [names[position] for position in range(size, len(names), size)] if pages > 1 else []
+def join_parts(cuts: Sequence[str], jobs: int) -> Sequence[str]:
+    """Fewer cuts: so many parts of a page each are put together that at most `jobs` ranges remain."""
+    pages_each = -(-(len(cuts) + 1) // jobs)
+    return cuts[pages_each - 1 :: pages_each]
