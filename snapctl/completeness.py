@@ -6,14 +6,14 @@ Nothing is read: a blob of the right length with the wrong bytes passes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from snapctl.manifest import Manifest, ObjectEntry, TensorEntry
 from snapctl.storage import FileInfo, Storage, cuts_of
 
 
-@dataclass(frozen=True, slots=True)
-class BlobGap:
+class BlobGap(msgspec.Struct, frozen=True):
     """A blob that is missing or too short for what the manifest says."""
 
     location: str

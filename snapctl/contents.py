@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from snapctl.manifest import MANIFEST_NAME
 from snapctl.markers import DELETING_NAME, MARKER_DIR, PIN_NAME, claim_of_path, partition_of_marker
@@ -19,8 +20,7 @@ _OWN_DIR = ".snapctl"
 _CLOCK_NAME = "clock"
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(msgspec.Struct, frozen=True):
     """The files of one checkpoint. Folder objects (empty, their names end in a slash) are no files."""
 
     files: int

@@ -20,11 +20,11 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from threading import Event
 from typing import Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from snapctl.checkpoints import Checkpoint, Place, look_at_checkpoint
 from snapctl.contents import Contents, digest, is_own_file
@@ -57,8 +57,7 @@ BEGIN_WITHIN_SECONDS = 600.0
 _ANOTHER_PRUNE = "another prune is deleting it"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What became of one checkpoint that was to be deleted."""
 
     status: Literal["deleted", "left", "failed"]

@@ -8,6 +8,7 @@
     ├── NotFoundError               (FileNotFoundError)
     │   ├── SaveDirNotFoundError                         no such directory, prefix or bucket
     │   ├── CheckpointNotFoundError                      no complete checkpoint answers the request
+    │   │   └── NoMatchError                             there are some, and none fits the filter
     │   └── EntryNotFoundError                           no such entry in the manifest
     ├── ManifestError               (ValueError)         a manifest that cannot be used; `kind` says how
     ├── DamagedError                (ValueError)         what is stored contradicts the manifest
@@ -76,6 +77,10 @@ class SaveDirNotFoundError(NotFoundError):
 
 class CheckpointNotFoundError(NotFoundError):
     """No complete checkpoint answers the request."""
+
+
+class NoMatchError(CheckpointNotFoundError):
+    """There are complete checkpoints, and none fits the filter."""
 
 
 class EntryNotFoundError(NotFoundError):

@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 import msgspec
@@ -18,29 +17,25 @@ PIN_NAME = "PINNED"
 DELETING_NAME = ".snapshot_metadata.deleting"
 """A deletion was announced (beside the manifest) or has begun (without one)."""
 DEFAULT_CLAIM_TTL_SECONDS = 7200.0
-CLAIM_GRACE_SECONDS = 10.0
-"""A claim holds so much longer than its ttl: clocks that tell whole seconds must not cut it short."""
 
 _MARKER = re.compile(r"(.+)_DONE", re.DOTALL)
 _CLAIM = re.compile(r"(.+)_CLAIM\.(0|[1-9][0-9]*)", re.DOTALL)
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
+class Marker(msgspec.Struct, frozen=True):
     """A partition has been evaluated on a checkpoint."""
 
     partition: str
     finished_at: float | None = None
     """Seconds since the epoch; None for the empty markers of older jobs."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = {}
     host: str | None = None
     problem: str | None = None
     """Why the content says nothing; the marker counts all the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """The n-th claim on a partition; the highest n rules."""
 
     partition: str
@@ -53,8 +48,7 @@ class Claim:
     """By the storage's clock."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(msgspec.Struct, frozen=True):
     """A checkpoint is protected from pruning."""
 
     note: str | None = None
@@ -110,15 +104,19 @@ def claim_path(partition: str, number: int) -> str:
 def partition_of_marker(path: str) -> str | None:
     """The partition of ``evaled_by/<P>_DONE``; None for any other path."""
     directory, _, name = path.partition("/")
+    if directory != MARKER_DIR or "/" in name:
+        return None
     match = _MARKER.fullmatch(name)
-    return match.group(1) if directory == MARKER_DIR and match and "/" not in name else None
+    return match.group(1) if match else None
 
 
 def claim_of_path(path: str) -> tuple[str, int] | None:
     """``(partition, n)`` of ``evaled_by/<P>_CLAIM.<n>``; None for any other path."""
     directory, _, name = path.partition("/")
+    if directory != MARKER_DIR or "/" in name:
+        return None
     match = _CLAIM.fullmatch(name)
-    return (match.group(1), int(match.group(2))) if directory == MARKER_DIR and match and "/" not in name else None
+    return (match.group(1), int(match.group(2))) if match else None
 
 
 def parse_marker(partition: str, data: bytes) -> Marker:
@@ -170,11 +168,6 @@ def parse_claim(partition: str, number: int, data: bytes, created_at: float) -> 
         return Claim(partition, number, body.owner, body.nonce, body.ttl, created_at)
     except (ValueError, RecursionError):
         return Claim(partition, number, None, None, DEFAULT_CLAIM_TTL_SECONDS, created_at)
-
-
-def is_live(claim: Claim, now: float) -> bool:
-    """Whether a ruling claim still holds at a time of the storage's clock. A mark of its partition voids it."""
-    return claim.created_at + claim.ttl_seconds + CLAIM_GRACE_SECONDS > now
 
 
 def parse_pin(data: bytes) -> Pin:

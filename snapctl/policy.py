@@ -16,8 +16,9 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
+
+import msgspec
 
 from snapctl.durations import parse_duration
 from snapctl.errors import InvalidOptionError
@@ -37,8 +38,7 @@ ORDERS: tuple[Order, ...] = ("both", "step", "time")
 SHORTEST_INCOMPLETE_AGE_SECONDS = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class KeepEvery:
+class KeepEvery(msgspec.Struct, frozen=True):
     """Multiples of a step, up to and including another one; 0 is a multiple."""
 
     every: int
@@ -51,8 +51,7 @@ class KeepEvery:
         return step % self.every == 0 and (self.until is None or step <= self.until)
 
 
-@dataclass(frozen=True, slots=True)
-class KeepBest:
+class KeepBest(msgspec.Struct, frozen=True):
     """The best few by a metric."""
 
     metric: MetricSpec
@@ -62,8 +61,7 @@ class KeepBest:
         return f"{self.metric}:{self.count}"
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteLimit:
+class DeleteLimit(msgspec.Struct, frozen=True):
     """How many checkpoints of a save directory may go at a time."""
 
     number: int
@@ -78,8 +76,7 @@ class DeleteLimit:
         return complete * self.number // 100 if self.is_percent else self.number
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(msgspec.Struct, frozen=True):
     """Rules, each of which keeps by itself, and how they are applied."""
 
     keep_last: int | None = None
@@ -127,8 +124,7 @@ class Policy:
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyTerms:
+class PolicyTerms(msgspec.Struct, frozen=True):
     """The terms of a policy as they were written, under the names of the options; empty or None: not said."""
 
     keep_last: tuple[int, ...] = ()
@@ -153,9 +149,9 @@ class PolicyTerms:
     def over(self, other: PolicyTerms) -> PolicyTerms:
         """Both together: rules of either, and of the rest what these terms say, else what the others say."""
         merged = {}
-        for term in fields(self):
-            mine, theirs = getattr(self, term.name), getattr(other, term.name)
-            merged[term.name] = theirs + mine if isinstance(mine, tuple) else theirs if mine is None else mine
+        for name in self.__struct_fields__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            merged[name] = theirs + mine if isinstance(mine, tuple) else theirs if mine is None else mine
         return PolicyTerms(**merged)
 
 
@@ -163,7 +159,7 @@ _INTEGERS = frozenset({"keep_last", "keep_step", *(f"keep_{period}" for period i
 _FLAGS = frozenset({"keep_unscored", "strict_order", "verified", "allow_unmatched"})
 _SCALARS = frozenset({"order", "incomplete_older_than", "max_delete"})
 _NUMBERS_OR_TEXTS = frozenset({"keep_every", "max_delete"})
-_KEYS = tuple(term.name.replace("_", "-") for term in fields(PolicyTerms))
+_KEYS = tuple(name.replace("_", "-") for name in PolicyTerms.__struct_fields__)
 
 
 # -- from terms ------------------------------------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from snapctl.checkpoints import EARLIEST_SAVE_TIME, FUTURE_TOLERANCE_SECONDS, Checkpoint, State
 from snapctl.contents import Contents
@@ -18,8 +19,7 @@ ANNOUNCEMENT_SECONDS = 3600.0
 """An announced deletion that has not begun is taken for dead after so long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(msgspec.Struct, frozen=True):
     """The time to judge by."""
 
     now: float
@@ -33,8 +33,7 @@ class Clock:
         return self.now - self.slack_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(msgspec.Struct, frozen=True):
     """A checkpoint, and what is known about it so far."""
 
     checkpoint: Checkpoint

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
+
+import msgspec
 
 from snapctl.checkpoints import Place, open_save_dir
 from snapctl.deletion import Deleter, Outcome, remove_leftover
@@ -29,8 +30,7 @@ def _ignore(count: int) -> None:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """A save directory with its plan, ready to be carried out."""
 
     place: Place
@@ -47,14 +47,13 @@ class Prepared:
         return self.survey.clock
 
 
-@dataclass(slots=True)
-class Pruned:
+class Pruned(msgspec.Struct):
     """What became of a save directory."""
 
     prepared: Prepared
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    outcomes: dict[int, Outcome] = msgspec.field(default_factory=dict)
     """By step, of the rows that were to be deleted."""
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str] = msgspec.field(default_factory=list)
 
     @property
     def deleted(self) -> int:

@@ -7,9 +7,11 @@ the best for granted and says in `Plan.unknown` where to look; with the answers 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from snapctl.checkpoints import Checkpoint, State
 from snapctl.durations import format_duration
@@ -32,8 +34,7 @@ NO_RULE_KEEPS_IT = "no rule keeps it"
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """What is to become of one checkpoint."""
 
     subject: Subject
@@ -63,8 +64,7 @@ class Row:
         return self.subject.contents.size_bytes if self.subject.contents is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """What is to become of every checkpoint of a save directory."""
 
     save_dir: str
@@ -93,8 +93,7 @@ class Plan:
         return tuple(row for row in self.rows if row.subject.was_not_looked_at)
 
 
-@dataclass(slots=True)
-class Ranking:
+class Ranking(msgspec.Struct):
     """The checkpoints that rules speak of, in the orders that they are judged by."""
 
     counting: list[Subject]
@@ -105,7 +104,7 @@ class Ranking:
     """Those of them whose time is known, the latest first; of equal times the higher step."""
     newest: list[tuple[Subject, str]]
     """The newest ones and why they are; they are kept whatever the rules say."""
-    relied_on: set[int] = field(default_factory=set)
+    relied_on: set[int] = msgspec.field(default_factory=set)
     """Steps whose soundness a decision rests on."""
 
 

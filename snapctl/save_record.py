@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -24,16 +23,14 @@ SAVE_RECORD_PATH = ".snapctl/save.json"
 FORMAT_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class BlobSum:
+class BlobSum(msgspec.Struct, frozen=True):
     """Length and checksum of a file, taken while it was written."""
 
     size_bytes: int
     crc32c: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankTimings:
+class RankTimings(msgspec.Struct, frozen=True):
     """How a save went on one rank."""
 
     rank: int
@@ -44,8 +41,7 @@ class RankTimings:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class SaveRecord:
+class SaveRecord(msgspec.Struct, frozen=True):
     """The content of ``.snapctl/save.json``."""
 
     saved_at: float

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from snapctl.checkpoints import Place, find_checkpoints
 from snapctl.completeness import find_blob_gaps, list_checkpoint

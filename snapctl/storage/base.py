@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from threading import Event
 from typing import NamedTuple, TypeAlias, TypeVar
+
+import msgspec
 
 from snapctl.errors import InvalidPathError, PreconditionError, ShortReadError, StorageError, StorageNotFoundError
 
@@ -25,8 +25,7 @@ FileIdentity: TypeAlias = tuple[int, int]
 """Device and inode: the same for one file under all its names."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileInfo:
+class FileInfo(msgspec.Struct, frozen=True, gc=False):
     """One file or object, as the storage saw it at one moment."""
 
     path: str
@@ -45,8 +44,7 @@ class FileInfo:
     """It cannot be deleted before this time (retention); infinity while an object is under a hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(msgspec.Struct, frozen=True):
     """The direct children of a directory, each sorted by name."""
 
     files: tuple[FileInfo, ...]
@@ -56,12 +54,11 @@ class Listing:
     """Those of `dirs` that are symbolic links."""
 
 
-@dataclass(slots=True)
-class ScannedDir:
+class ScannedDir(msgspec.Struct, gc=False):
     """What `Storage.scan` found in one child directory."""
 
     name: str
-    files: list[FileInfo] = field(default_factory=list)
+    files: list[FileInfo] = []
     """The wanted files; paths are relative to the child directory."""
     file_count: int | None = None
     """All files at any depth, folder objects of no bytes excluded. None unless totals were asked for."""
@@ -78,17 +75,16 @@ class StorageTime(NamedTuple):
     is_storage_clock: bool
 
 
-@dataclass(slots=True)
-class DeletedFiles:
+class DeletedFiles(msgspec.Struct):
     """What became of the files given to `Storage.delete_files`."""
 
     deleted: int = 0
     deleted_bytes: int = 0
     gone: int = 0
     """Somebody else had deleted them; that is success, too."""
-    changed: list[str] = field(default_factory=list)
+    changed: list[str] = msgspec.field(default_factory=list)
     """Paths where another object stands in place of the one that was listed; it was not touched."""
-    failed: list[StorageError] = field(default_factory=list)
+    failed: list[StorageError] = msgspec.field(default_factory=list)
     """One error for each file that is still there."""
     unfinished: int = 0
     """Not tried: it was stopped, or a change was seen."""
@@ -305,7 +301,8 @@ def check_relative_path(path: str) -> str:
     Raises:
         InvalidPathError: it is absolute, or has an empty part, ``.`` or ``..`` in it.
     """
-    if not path or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+    parts = path.split("/")
+    if "" in parts or ".." in parts or "." in parts or "\0" in path:
         raise InvalidPathError(f"not a path inside a directory: {path!r}")
     return path
 
@@ -334,6 +331,8 @@ def run_parallel(func: Callable[[Item], Result], items: Iterable[Item], *, jobs:
     todo = list(items)
     if len(todo) <= 1 or jobs <= 1:
         return [func(item) for item in todo]
+    from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait  # 4 ms that a local `latest` does not need
+
     pool = ThreadPoolExecutor(min(jobs, len(todo)), thread_name_prefix="snapctl-io")
     try:
         futures = [pool.submit(func, item) for item in todo]

@@ -215,8 +215,7 @@ def _checked_token(token: Any) -> Any:
     if os.path.exists(expanded):
         return expanded
     if "/" in token or token.endswith(".json") or len(token) < 40:
-        shown = "the token" if len(token) >= 40 and not token.endswith(".json") else f"token={token}"
-        raise CredentialsError(f"gs://: {shown} names a credentials file that is not there", url="gs://")
+        raise CredentialsError("gs://: the token option names a credentials file that is not there", url="gs://")
     return google.oauth2.credentials.Credentials(token)  # type: ignore[no-untyped-call]
 
 
@@ -261,7 +260,23 @@ def translate_gcs_error(error: BaseException, url: str, *, bucket: str, listing:
         return UnavailableError(f"{url}: no answer in time", url=url)
     if isinstance(error, ValueError) and not isinstance(error, aiohttp.ClientError):
         return StorageError(f"{url}: the answer is not what GCS would say: {text}", url=url)
-    return UnavailableError(f"{url}: {text}", url=url)
+    return UnavailableError(f"{url}: {_reason(error, code)}", url=url)
+
+
+def _reason(error: BaseException, code: object) -> str:
+    """Why there is no answer, in words that do not need the source of aiohttp."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot connect to {error.host}:{error.port}: {error.os_error.strerror or error.os_error}"
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+        return "the connection was dropped"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the answer was cut off"
+    if isinstance(error, requests.exceptions.ProxyError):  # what gcsfs makes of a 502
+        return "the server answers 502"
+    if code is not None:
+        message = " ".join(str(getattr(error, "message", "")).split()).removesuffix(f", {code}")[:200]
+        return f"the server answers {code}: {message}" if message else f"the server answers {code}"
+    return _one_line(error)
 
 
 class GcsStorage(Storage):

@@ -116,6 +116,9 @@ class GenericStorage(Storage):
         version = next((f"{key}={found[key]}" for key in _VERSION_KEYS if found.get(key)), f"{size}:{when}")
         return FileInfo(path, size, float(when), version)
 
+    def _file(self, path: str) -> str:
+        return self._full(check_relative_path(path))
+
     def list_dir(self, path: str = "") -> Listing:
         full = self._full(path)
         try:
@@ -172,9 +175,10 @@ class GenericStorage(Storage):
         return found
 
     def find_file(self, path: str) -> FileInfo | None:
+        full = self._file(path)
         try:
             self._fs.invalidate_cache()
-            found = self._fs.info(self._full(path))
+            found = self._fs.info(full)
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -190,21 +194,23 @@ class GenericStorage(Storage):
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
         if end <= start:
             return b""
+        full = self._file(path)
         try:
-            data = bytes(self._fs.cat_file(self._full(path), start=start, end=end))
+            data = bytes(self._fs.cat_file(full, start=start, end=end))
         except Exception as error:
             raise self._translated(error, path) from error
         check_length(len(data), end - start, url=self.url_of(path), start=start)
         return data
 
     def read(self, path: str, *, version: str = "") -> bytes:
+        full = self._file(path)
         try:
-            return bytes(self._fs.cat_file(self._full(path)))
+            return bytes(self._fs.cat_file(full))
         except Exception as error:
             raise self._translated(error, path) from error
 
     def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
-        full = self._full(path)
+        full = self._file(path)
         try:
             if exclusive:
                 self._fs.pipe_file(full, bytes(data), mode="create")
@@ -223,7 +229,7 @@ class GenericStorage(Storage):
         if self._check_version(path, version) is None:
             return False
         try:
-            self._fs.rm_file(self._full(path))
+            self._fs.rm_file(self._file(path))
         except FileNotFoundError:
             return False
         except Exception as error:

@@ -100,6 +100,9 @@ class LocalStorage(Storage):
     def _full(self, path: str) -> str:
         return os.path.join(self.url, check_relative_path(path)) if path else self.url
 
+    def _file(self, path: str) -> str:
+        return self._full(check_relative_path(path))
+
     def list_dir(self, path: str = "") -> Listing:
         full = self._full(path)
         files: list[FileInfo] = []
@@ -151,13 +154,14 @@ class LocalStorage(Storage):
         try:
             with os.scandir(base) as entries:
                 for entry in entries:
-                    if entry.name in wanted_files:
-                        if not _is_dir(entry) and (info := _entry_info(entry, entry.name)) is not None:
+                    entry_name = entry.name
+                    if entry_name in wanted_files:
+                        if not _is_dir(entry) and (info := _entry_info(entry, entry_name)) is not None:
                             found.files.append(info)
-                    elif entry.name in wanted_dirs and _is_dir(entry):
+                    elif entry_name in wanted_dirs and _is_dir(entry):
                         with os.scandir(entry.path) as inside:
                             for item in inside:
-                                path = f"{entry.name}/{item.name}"
+                                path = f"{entry_name}/{item.name}"
                                 if not _is_dir(item) and (info := _entry_info(item, path)) is not None:
                                     found.files.append(info)
             if totals:
@@ -167,7 +171,7 @@ class LocalStorage(Storage):
         return found
 
     def find_file(self, path: str) -> FileInfo | None:
-        full = self._full(path)
+        full = self._file(path)
         try:
             found = os.lstat(full)
             linked = stat.S_ISLNK(found.st_mode)
@@ -183,17 +187,17 @@ class LocalStorage(Storage):
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
         with self._open_blob(path, start, end) as descriptor:
             data = bytearray(end - start)
-            _fill(descriptor, start, memoryview(data), self._full(path))
+            _fill(descriptor, start, memoryview(data), self._file(path))
             return bytes(data)
 
     def read_into(self, path: str, start: int, buffer: memoryview, *, version: str = "") -> None:
         with self._open_blob(path, start, start + len(buffer)) as descriptor:
-            _fill(descriptor, start, buffer, self._full(path))
+            _fill(descriptor, start, buffer, self._file(path))
 
     @contextlib.contextmanager
     def _open_blob(self, path: str, start: int, end: int) -> Iterator[int]:
         """A descriptor of a file that reaches to `end`: no room is made for what a file does not hold."""
-        full = self._full(path)
+        full = self._file(path)
         self._check_confined(path)
         try:
             with _open_regular(full) as descriptor:
@@ -204,7 +208,7 @@ class LocalStorage(Storage):
             raise translate_os_error(error, full) from error
 
     def read(self, path: str, *, version: str = "") -> bytes:
-        full = self._full(path)
+        full = self._file(path)
         try:
             with _open_regular(full) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 return file.read()
@@ -217,12 +221,12 @@ class LocalStorage(Storage):
             full = os.path.join(full, part)
             if os.path.islink(full):
                 root = os.path.realpath(self.url)
-                if os.path.commonpath([root, os.path.realpath(self._full(path))]) != root:
-                    raise InvalidPathError(f"{self._full(path)}: leads out of {self.url} through a symbolic link")
+                if os.path.commonpath([root, os.path.realpath(self._file(path))]) != root:
+                    raise InvalidPathError(f"{self._file(path)}: leads out of {self.url} through a symbolic link")
                 return
 
     def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
-        full = self._full(path)
+        full = self._file(path)
         if exclusive and not durable:
             return self._create(path, data)
         temporary = temporary_name(full)
@@ -250,7 +254,7 @@ class LocalStorage(Storage):
 
     def _create(self, path: str, data: bytes | memoryview) -> FileInfo:
         """Creates a file in one step, without waiting for the disk."""
-        full = self._full(path)
+        full = self._file(path)
         try:
             self._make_parents(path)
             found = write_new_file(full, data, durable=False)
@@ -280,7 +284,7 @@ class LocalStorage(Storage):
                 self.sync_dir("/".join(parts[: depth - 1]))
 
     def delete(self, path: str, *, version: str = "") -> bool:
-        full = self._full(path)
+        full = self._file(path)
         try:
             if version:
                 now = os.lstat(full)
@@ -405,7 +409,7 @@ class LocalStorage(Storage):
             raise translate_os_error(error, full) from error
 
     def delete_link(self, name: str) -> bool:
-        full = self._full(name)
+        full = self._file(name)
         try:
             if not stat.S_ISLNK(os.lstat(full).st_mode):
                 raise PreconditionError(f"{full}: is no symbolic link", url=full)
