@@ -79,9 +79,12 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 def live_claims(checkpoint: Checkpoint, clock: Clock) -> list[Claim]:
-    """The claims that hold; a mark voids those on its partition."""
-    marked = set(checkpoint.evaluated_by)
-    return [claim for claim in checkpoint.claims if claim.partition not in marked and is_live(claim, clock.earliest)]
+    """The claims that hold."""
+    return [
+        claim
+        for claim in checkpoint.claims
+        if is_live(claim, checkpoint.markers, clock.now, extra_seconds=clock.slack_seconds)
+    ]
 
 
 def always_kept(subject: Subject, clock: Clock) -> list[str]:
@@ -107,7 +110,7 @@ def claims_and_pins(checkpoint: Checkpoint, clock: Clock) -> list[str]:
     if checkpoint.pin is not None:
         reasons.append("pinned" + (f": {checkpoint.pin.note}" if checkpoint.pin.note else ""))
     for claim in live_claims(checkpoint, clock):
-        until = format_time(claim.created_at + claim.ttl_seconds)
+        until = format_time(claim.expires_at)
         reasons.append(f"claimed for {claim.partition} by {claim.owner or 'unknown'} until {until}")
     return reasons
 
