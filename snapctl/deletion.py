@@ -30,6 +30,7 @@ from snapctl.checkpoints import Checkpoint, Place, look_at_checkpoint
 from snapctl.contents import Contents, digest, is_own_file
 from snapctl.errors import (
     CheckpointNotFoundError,
+    NoSpaceError,
     PermissionDeniedError,
     PreconditionError,
     StorageError,
@@ -68,6 +69,11 @@ class Outcome(msgspec.Struct, frozen=True):
     """Its manifest is gone, or was not there."""
     is_held: bool = False
     """It may not be deleted yet: a hold, or retention."""
+    is_gone: bool = False
+    """Somebody else has deleted it."""
+
+
+_GONE = Outcome("left", "gone already: somebody else deleted it", is_gone=True)
 
 
 class _Stop(Exception):
@@ -156,7 +162,7 @@ class Deleter:
 
     def _delete_link(self, row: Row, storage: Storage) -> Outcome:
         if not self._place.storage.delete_link(str(row.step)):
-            return Outcome("left", "gone already")
+            return _GONE
         return Outcome("deleted", begun=True)
 
     def _delete_complete(self, row: Row, storage: Storage) -> Outcome:
@@ -218,7 +224,7 @@ class Deleter:
         known = self._listings.take(row.step)
         files = storage.list_tree(cuts=self._listings.cuts(row.step)) if fresh or known is None else known
         if not files:
-            raise _Stop(Outcome("left", "gone already"))
+            raise _Stop(_GONE)
         contents = digest(files)
         if contents.held is not None and contents.held_until > self._now().now:
             until = format_time(contents.held_until)
@@ -234,9 +240,9 @@ class Deleter:
         body = msgspec.json.encode(_Announcement(nonce, socket.gethostname(), os.getpid(), contents.newest_at))
         for is_last in (False, True):
             try:
-                return storage.write(DELETING_NAME, body, exclusive=True, durable=False)
+                return _create(storage, body)
             except StorageNotFoundError:
-                raise _Stop(Outcome("left", "gone already")) from None
+                raise _Stop(_GONE) from None
             except PreconditionError:
                 standing = storage.find_file(DELETING_NAME)
                 if standing is not None and _nonce_of(storage) == nonce:
@@ -283,11 +289,13 @@ class Deleter:
         try:
             found = look_at_checkpoint(storage, now=clock.now)
         except CheckpointNotFoundError:
-            return "gone already"
+            raise _Stop(_GONE) from None
         if found.state == "unreadable":
             return f"could not be looked at: {found.problem}"
         if _version(found.manifest) != _version(row.checkpoint.manifest):
-            return "gone already" if found.manifest is None else "saved again: its manifest is another one"
+            if found.manifest is None:
+                raise _Stop(_GONE)
+            return "saved again: its manifest is another one"
         if _version(found.deleting) != announcement.version:
             return "somebody removed the announcement of its deletion"
         if kept := claims_and_pins(found, clock):
@@ -309,10 +317,10 @@ class Deleter:
 
     def _delete_manifest(self, storage: Storage, manifest: FileInfo | None) -> None:
         if manifest is None:
-            raise _Stop(Outcome("left", "gone already"))
+            raise _Stop(_GONE)
         try:
             if not storage.delete(MANIFEST_NAME, version=manifest.version):
-                raise _Stop(Outcome("left", "gone already"))
+                raise _Stop(_GONE)
         except PreconditionError:
             raise _Stop(Outcome("left", "saved again: its manifest is another one")) from None
         except StorageError as error:
@@ -355,6 +363,14 @@ class Deleter:
             return Outcome("failed", f"its announcement is left: {error.message}", freed_bytes, begun=True)
         storage.delete_empty_dirs()
         return Outcome("deleted", message, freed_bytes, begun=True)
+
+
+def _create(storage: Storage, body: bytes) -> FileInfo:
+    """Creates the announcement; without content where that does not fit: a full disk is what people prune for."""
+    try:
+        return storage.write(DELETING_NAME, body, exclusive=True, durable=False)
+    except NoSpaceError:
+        return storage.write(DELETING_NAME, b"", exclusive=True, durable=False)
 
 
 def _trouble(report: DeletedFiles, total: int, freed_bytes: int) -> Outcome | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from threading import Event
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from snapctl.checkpoints import Place, open_save_dir
 from snapctl.deletion import Deleter, Outcome, remove_leftover
@@ -39,6 +40,8 @@ class Prepared(msgspec.Struct, frozen=True):
     """Of a plan from a file only what it says about the whole directory."""
     survey: Survey
     links: LinkWatch
+    lines: Mapping[int, PlanLine] | None = None
+    """Of a plan from a file, by step."""
     left_by_plan_file: tuple[Row, ...] = ()
     """What a plan from a file wanted to delete, and must be left alone."""
 
@@ -54,6 +57,15 @@ class Pruned(msgspec.Struct):
     outcomes: dict[int, Outcome] = msgspec.field(default_factory=dict)
     """By step, of the rows that were to be deleted."""
     warnings: list[str] = msgspec.field(default_factory=list)
+    soft_delete_seconds: float | None = None
+    """For how long the storage keeps, and bills, what was deleted."""
+
+    @property
+    def left_of_plan_file(self) -> list[Outcome]:
+        """What a plan from a file wanted to delete, and was left alone when its turn came; what was gone is none."""
+        if self.prepared.lines is None:
+            return []
+        return [outcome for outcome in self.outcomes.values() if outcome.status == "left" and not outcome.is_gone]
 
     @property
     def deleted(self) -> int:
@@ -67,11 +79,11 @@ class Pruned(msgspec.Struct):
     def failed(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes.values() if outcome.status == "failed"]
 
-    @property
-    def nothing_could_be_done(self) -> bool:
-        """Every deletion failed before it had begun."""
-        tried = [outcome for outcome in self.outcomes.values() if outcome.status != "left"]
-        return bool(tried) and all(o.status == "failed" and not o.begun and not o.is_held for o in tried)
+
+def nothing_could_be_done(results: Iterable[Pruned]) -> bool:
+    """Whether every deletion failed before it had begun."""
+    tried = [outcome for result in results for outcome in result.outcomes.values() if outcome.status != "left"]
+    return bool(tried) and all(o.status == "failed" and not o.begun and not o.is_held for o in tried)
 
 
 # -- planning --------------------------------------------------------------------------------------------------------
@@ -157,8 +169,9 @@ def prepare_from_lines(
     policy = Policy(verified=any(line.verified for line in lines), max_delete=max_delete)
     prepared = _prepare(places, policy, plan_of, dry_run=dry_run, now=None, on_look=on_look)
     return [
-        Prepared(p.place, p.plan, p.policy, p.survey, p.links, deviations(p.plan, by_place[p.place.storage.url]))
-        for p in prepared
+        replace(each, lines=lines, left_by_plan_file=deviations(each.plan, lines))
+        for each in prepared
+        for lines in [by_place[each.place.storage.url]]
     ]
 
 
@@ -191,14 +204,12 @@ def carry_out(
     prepared: Prepared,
     *,
     on_deleted: Progress = _ignore,
-    incomplete_ages: Mapping[int, float | None] | None = None,
     into: Pruned | None = None,
 ) -> Pruned:
     """Carries a plan out: the lowest steps first, a few at a time. One failure does not stop the others.
 
     Args:
         on_deleted: called with how many more files are deleted, from several threads.
-        incomplete_ages: by step, the age that incomplete ones of a plan from a file were judged by.
         into: is filled in meanwhile, for who wants to know what was done up to an interrupt.
     """
     result = into if into is not None else Pruned(prepared)
@@ -206,12 +217,14 @@ def carry_out(
     place, clock = prepared.place, prepared.clock
 
     def delete(row: Row) -> None:
-        ages = incomplete_ages or {}
+        line = (prepared.lines or {}).get(row.step)
         deleter = Deleter(
             place,
             prepared.plan,
             slack_seconds=clock.slack_seconds,
-            incomplete_older_than_seconds=ages.get(row.step, prepared.policy.incomplete_older_than_seconds),
+            incomplete_older_than_seconds=(
+                prepared.policy.incomplete_older_than_seconds if line is None else line.incomplete_older_than_seconds
+            ),
             links=prepared.links,
             listings=prepared.survey.listings,
             stop=stop,
@@ -222,6 +235,8 @@ def carry_out(
     try:
         run_parallel(delete, prepared.plan.deletions, jobs=_DELETE_JOBS)
         _tidy_up(prepared, result)
+        if result.freed_bytes:
+            result.soft_delete_seconds = place.storage.soft_delete_seconds()
     finally:
         stop.set()
     return result

@@ -17,6 +17,7 @@ COMMANDS = {
     "list": "The checkpoints of a save directory.",
     "latest": "The path of the newest complete checkpoint.",
     "show": "What is in a checkpoint.",
+    "prune": "Delete checkpoints that no rule keeps.",
 }
 """Name and summary of each command; its function is ``command`` in ``<name>_cmd.py``."""
 

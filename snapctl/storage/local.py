@@ -257,7 +257,8 @@ class LocalStorage(Storage):
         full = self._file(path)
         try:
             self._make_parents(path)
-            found = write_new_file(full, data, durable=False)
+            write_new_file(full, data, durable=False)
+            found = os.lstat(full)  # over NFS the times are settled only when it is closed
         except FileExistsError as error:
             raise PreconditionError(f"{full}: exists already", url=full) from error
         except OSError as error:
