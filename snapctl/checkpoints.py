@@ -75,6 +75,8 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     size_bytes: int | None = None
     files: int | None = None
     """All that lies in the directory; None unless it was asked for."""
+    side_files: tuple[FileInfo, ...] = ()
+    """The files behind `markers`, `claims` and `pin`, and older claims, sorted by path."""
     is_link: bool = False
     """The directory is reached through a symbolic link."""
     problem: str | None = None
@@ -293,7 +295,12 @@ def _nearest_steps(place: Place, step: int) -> str | None:
 
 
 def find_checkpoints(
-    place: Place, *, totals: bool = False, details: bool = True, names: Iterable[str] | None = None
+    place: Place,
+    *,
+    totals: bool = False,
+    details: bool = True,
+    names: Iterable[str] | None = None,
+    now: float | None = None,
 ) -> Iterator[Checkpoint]:
     """The checkpoints of a save directory in any state, ascending by step.
 
@@ -304,10 +311,11 @@ def find_checkpoints(
         details: also read recorded save times, markers that are not empty, pins and claims; otherwise times are the
             storage's, and markers have no metrics.
         names: only these of its `step_names`.
+        now: the time to judge times by; None: the storage's, or this machine's.
     """
     storage = place.storage
     chosen = list(place.step_names if names is None else names)
-    now = storage.now(may_write=False)
+    now = storage.now(may_write=False) if now is None else now
     read = _read_details if details else _without_details
     base = storage.url_of("x")[:-1]
 
@@ -322,14 +330,14 @@ def find_checkpoints(
     yield from (checkpoint for checkpoint in found if checkpoint is not None)
 
 
-def look_at_checkpoint(storage: Storage, *, totals: bool = False) -> Checkpoint:
+def look_at_checkpoint(storage: Storage, *, totals: bool = False, now: float | None = None) -> Checkpoint:
     """One checkpoint by its own directory, with all details; the manifest is not parsed.
 
     Raises:
         CheckpointNotFoundError: there is no such directory.
     """
     entry = ScannedDir(storage.name)
-    now = storage.now(may_write=False)
+    now = storage.now(may_write=False) if now is None else now
     try:
         listing = storage.list_dir()
         entry.files = [file for file in listing.files if file.path in _WANTED]
@@ -362,11 +370,16 @@ def _judge(entry: ScannedDir, step: int | None, url: str, now: float, *, is_link
         deleting=files.get(DELETING_NAME),
         pin=Pin() if PIN_NAME in files else None,
         markers=tuple(Marker(partition) for partition in _partitions(files)) if len(files) > 1 else (),
+        side_files=tuple(files[path] for path in sorted(files) if _is_side_file(path)) if len(files) > 1 else (),
         size_bytes=entry.size_bytes,
         files=entry.file_count,
         is_link=is_link,
         problem=entry.error.message if entry.error is not None else None,
     )
+
+
+def _is_side_file(path: str) -> bool:
+    return path == PIN_NAME or path.startswith(f"{MARKER_DIR}/")
 
 
 def _partitions(paths: Iterable[str]) -> list[str]:

@@ -20,6 +20,7 @@ COMMANDS = {
     "wait": "Wait for a checkpoint, and for its evaluation.",
     "mark-eval": "Mark partitions as evaluated, or claim one for evaluation.",
     "pin": "Protect a checkpoint from prune.",
+    "prune": "Delete checkpoints that no rule keeps.",
 }
 """Name and summary of each command; its function is ``command`` in ``<name>_cmd.py``."""
 

@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from snapctl.errors import NoSpaceError, SnapctlError, StorageError
+from snapctl.errors import NoSpaceError, RefusedError, SnapctlError, StorageError
 from snapctl.markers import json_number
 
 MIN_COLUMN = 8
@@ -166,6 +166,22 @@ class Output:
         write_stderr(f"error: {one_line(text)}")
         if hint:
             write_stderr(f"hint: {one_line(hint)}")
+
+    def confirm(self, question: str) -> bool:
+        """Asks on stderr; anything but a yes is a no.
+
+        Raises:
+            RefusedError: nobody can be asked: stdin is no terminal, or the answer is to be JSON.
+        """
+        if self.as_json or not _is_terminal(sys.stdin):
+            raise RefusedError("nobody can be asked", hint="--yes does it without asking, --dry-run only shows")
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(f"{one_line(question)} [y/N] ")
+            sys.stderr.flush()
+        answer = sys.stdin.readline()
+        if not answer.endswith("\n"):
+            write_stderr("")  # the end of the input leaves the cursor behind the question
+        return answer.strip().lower() in ("y", "yes")
 
     @contextlib.contextmanager
     def progress(

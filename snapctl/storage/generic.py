@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import logging
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +19,15 @@ from snapctl.errors import (
     StorageError,
     UnavailableError,
 )
-from snapctl.storage.base import FileInfo, Listing, ScannedDir, Storage, check_length, check_relative_path, not_found
+from snapctl.storage.base import (
+    FileInfo,
+    Listing,
+    ScannedDir,
+    Storage,
+    check_length,
+    check_relative_path,
+    not_found,
+)
 
 _EXTRAS = {"s3": "s3", "s3a": "s3"}
 _EXCLUSIVE_SCHEMES = {"memory", "s3", "s3a"}
@@ -137,7 +143,7 @@ class GenericStorage(Storage):
                 files.append(self._info(found, f"{path}/{base}" if path else base))
         return Listing(tuple(sorted(files, key=lambda file: file.path)), tuple(sorted(dirs)))
 
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         found: list[FileInfo] = []
         todo = [path]
         while todo:
@@ -280,12 +286,6 @@ class GenericStorage(Storage):
                 self._fs.rmdir(self._full(path))
         except (StorageError, OSError, NotImplementedError):
             return
-
-    def now(self, *, may_write: bool) -> float:
-        if may_write:
-            with contextlib.suppress(StorageError):
-                return self.server_now()
-        return time.time()
 
     def server_now(self) -> float:
         name = f"clock.snapctl-tmp-{uuid.uuid4().hex[:12]}"

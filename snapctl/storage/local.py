@@ -9,7 +9,8 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event
 
 from snapctl.errors import (
     InvalidPathError,
@@ -19,7 +20,17 @@ from snapctl.errors import (
     StorageError,
     UnavailableError,
 )
-from snapctl.storage.base import FileInfo, Listing, ScannedDir, Storage, check_length, check_relative_path, not_found
+from snapctl.storage.base import (
+    DeletedFiles,
+    FileIdentity,
+    FileInfo,
+    Listing,
+    ScannedDir,
+    Storage,
+    check_length,
+    check_relative_path,
+    not_found,
+)
 
 TEMPORARY_MARK = ".snapctl-tmp-"
 """Between the name of a file that is being written and a random id."""
@@ -115,7 +126,7 @@ class LocalStorage(Storage):
         files.sort(key=lambda file: file.path)
         return Listing(tuple(files), tuple(sorted(dirs)), frozenset(linked))
 
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         found: list[FileInfo] = []
         todo = [path]
         while todo:
@@ -228,6 +239,8 @@ class LocalStorage(Storage):
         durable: bool = True,
     ) -> FileInfo:
         full = self._file(path)
+        if exclusive and not durable:
+            return self._create(path, data)
         temporary = temporary_name(full)
         try:
             self._make_parents(path, durable=durable)
@@ -261,6 +274,19 @@ class LocalStorage(Storage):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(full)  # never written into: it may be linked elsewhere, or be open in a reader
             found = write_new_file(full, data, durable=durable)
+        except OSError as error:
+            raise translate_os_error(error, full) from error
+        return _info(path, found, found)
+
+    def _create(self, path: str, data: bytes | memoryview) -> FileInfo:
+        """Creates a file in one step, without waiting for the disk."""
+        full = self._file(path)
+        try:
+            self._make_parents(path)
+            write_new_file(full, data, durable=False)
+            found = os.lstat(full)  # over NFS the times are settled only when it is closed
+        except FileExistsError as error:
+            raise PreconditionError(f"{full}: exists already", url=full) from error
         except OSError as error:
             raise translate_os_error(error, full) from error
         return _info(path, found, found)
@@ -316,6 +342,47 @@ class LocalStorage(Storage):
             raise translate_os_error(error, full) from error
         return True
 
+    def delete_files(
+        self,
+        files: Sequence[FileInfo],
+        *,
+        stop: Event | None = None,
+        on_done: Callable[[int], None] | None = None,
+    ) -> DeletedFiles:
+        """As `Storage.delete_files`; symbolic links on the way to a file are not followed."""
+        result = DeletedFiles()
+        done = 0
+        with _OpenDirs(self.url) as open_dirs:
+            for number, file in enumerate(files):
+                if result.changed or (stop is not None and stop.is_set()):
+                    result.unfinished = len(files) - number
+                    break
+                self._delete_listed(file, open_dirs, result)
+                if on_done is not None and number % 64 == 63:
+                    on_done(number + 1 - done)
+                    done = number + 1
+        if on_done is not None and len(files) - result.unfinished > done:
+            on_done(len(files) - result.unfinished - done)
+        return result
+
+    def _delete_listed(self, file: FileInfo, open_dirs: _OpenDirs, result: DeletedFiles) -> None:
+        directory, _, name = file.path.rpartition("/")
+        try:
+            descriptor = open_dirs.descriptor(directory)
+            if _version(os.stat(name, dir_fd=descriptor, follow_symlinks=False)) != file.version:
+                result.changed.append(file.path)
+                return
+            os.unlink(name, dir_fd=descriptor)
+            result.deleted += 1
+            result.deleted_bytes += 0 if file.is_link else file.size_bytes
+        except FileNotFoundError:
+            result.gone += 1
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EISDIR):  # no longer the directory that was listed
+                result.changed.append(file.path)
+            else:
+                result.failed.append(translate_os_error(error, f"{self.url}/{file.path}"))
+
     def delete_empty_dirs(self, path: str = "") -> None:
         full = self._full(path)
         for directory, _, _ in os.walk(full, topdown=False):
@@ -331,11 +398,58 @@ class LocalStorage(Storage):
             finally:
                 os.close(descriptor)
 
-    def now(self, *, may_write: bool) -> float:
-        if may_write:
-            with contextlib.suppress(StorageError):
-                return self.server_now()
-        return time.time()
+    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
+        links: list[str] = []
+        todo = [path]
+        while todo:
+            directory = todo.pop()
+            with contextlib.suppress(OSError), os.scandir(self._full(directory)) as entries:
+                for entry in entries:
+                    name = f"{directory}/{entry.name}" if directory else entry.name
+                    if entry.is_symlink():
+                        links.append(name)
+                    elif deep and entry.is_dir(follow_symlinks=False):
+                        todo.append(name)
+        return sorted(links)
+
+    def identify(self, path: str = "") -> FileIdentity | None:
+        full = self._full(path)
+        try:
+            found = os.stat(full)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return None
+            raise translate_os_error(error, full) from error
+        return found.st_dev, found.st_ino
+
+    def identify_ancestors(self, path: str) -> list[FileIdentity]:
+        full = self._full(path)
+        found: list[FileIdentity] = []
+        try:
+            os.stat(full)
+            place = os.path.realpath(full)
+            while True:
+                seen = os.stat(place)
+                found.append((seen.st_dev, seen.st_ino))
+                if place == "/":
+                    return found
+                place = os.path.dirname(place)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return found
+            raise translate_os_error(error, full) from error
+
+    def delete_link(self, name: str) -> bool:
+        full = self._file(name)
+        try:
+            if not stat.S_ISLNK(os.lstat(full).st_mode):
+                raise PreconditionError(f"{full}: is no symbolic link", url=full)
+            os.unlink(full)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return False
+            raise translate_os_error(error, full) from error
+        return True
 
     def server_now(self) -> float:
         temporary = temporary_name(os.path.join(self.url, "clock"))
@@ -347,6 +461,38 @@ class LocalStorage(Storage):
                 os.unlink(temporary)
         except OSError as error:
             raise translate_os_error(error, self.url) from error
+
+
+class _OpenDirs:
+    """Descriptors of the directories below one, opened without following links, as few as will do at a time."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._open: list[tuple[str, int]] = []
+
+    def __enter__(self) -> _OpenDirs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            os.close(self._open.pop()[1])
+
+    def descriptor(self, directory: str) -> int:
+        """Of a directory by its path; good until the next call."""
+        if self._open and self._open[-1][0] == directory:
+            return self._open[-1][1]
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        if not self._open:
+            self._open.append(("", os.open(self._root, flags)))
+        while (top := self._open[-1][0]) and top != directory and not directory.startswith(top + "/"):
+            os.close(self._open.pop()[1])
+        top, descriptor = self._open[-1]
+        rest = directory[len(top) :].strip("/")
+        for part in rest.split("/") if rest else ():
+            descriptor = os.open(part, flags | os.O_NOFOLLOW, dir_fd=descriptor)
+            top = f"{top}/{part}" if top else part
+            self._open.append((top, descriptor))
+        return descriptor
 
 
 def write_new_file(full: str, data: bytes | memoryview, *, durable: bool = True) -> os.stat_result:
