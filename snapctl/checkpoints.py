@@ -7,7 +7,7 @@ else in it is left alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import msgspec
 
@@ -36,7 +36,7 @@ from snapctl.markers import (
     partition_of_marker,
 )
 from snapctl.save_record import SAVE_RECORD_PATH, SaveRecord, parse_save_record
-from snapctl.storage import FileInfo, ScannedDir, Storage, collect_errors, open_storage, run_parallel
+from snapctl.storage import FileInfo, Listing, ScannedDir, Storage, collect_errors, open_storage, run_parallel
 
 State = Literal["complete", "incomplete", "unreadable"]
 Chooser = Callable[[Sequence["Checkpoint"]], Sequence["Checkpoint"]]
@@ -75,6 +75,8 @@ class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     size_bytes: int | None = None
     files: int | None = None
     """All that lies in the directory; None unless it was asked for."""
+    side_files: tuple[FileInfo, ...] = ()
+    """The files behind `markers`, `claims` and `pin`, and older claims, sorted by path."""
     is_link: bool = False
     """The directory is reached through a symbolic link."""
     problem: str | None = None
@@ -152,13 +154,18 @@ def classify(storage: Storage) -> Place:
     names = {file.path for file in listing.files}
     if MANIFEST_NAME in names or DELETING_NAME in names:
         return Place(storage, "checkpoint")
-    steps = tuple(sorted((name for name in listing.dirs if parse_step(name) is not None), key=int))
+    steps = step_names(listing)
     place = Place(storage, "save_dir", steps, listing.linked_dirs & set(steps))
     if steps and _has_complete_child(place):
         return place
     if any(name in _SIGNS_OF_A_CHECKPOINT for name in listing.dirs) or _is_among_checkpoints(storage):
         place.kind = "checkpoint"
     return place
+
+
+def step_names(listing: Listing) -> tuple[str, ...]:
+    """The names of a save directory's checkpoints, ascending by step."""
+    return tuple(sorted((name for name in listing.dirs if parse_step(name) is not None), key=int))
 
 
 def _missing(storage: Storage) -> SaveDirNotFoundError | InvalidPathError:
@@ -221,10 +228,31 @@ def open_save_dir(path: str, options: Mapping[str, Any] | None = None) -> Place:
     """
     place = find_place(path, options)
     if place.kind == "checkpoint":
-        parent = place.storage.parent()
-        hint = f"its save directory is {parent.url}" if parent is not None else None
-        raise InvalidPathError(f"{place.storage.url}: is a checkpoint, not a save directory", hint=hint)
+        raise not_a_save_dir(place.storage)
     return place
+
+
+def not_a_save_dir(storage: Storage) -> InvalidPathError:
+    """The error for a checkpoint where a save directory is needed."""
+    parent = storage.parent()
+    hint = f"its save directory is {parent.url}" if parent is not None else None
+    return InvalidPathError(f"{storage.url}: is a checkpoint, not a save directory", hint=hint)
+
+
+@overload
+def open_checkpoint(
+    path: str,
+    step: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    *,
+    allow_save_dir: Literal[False] = False,
+) -> Storage: ...
+
+
+@overload
+def open_checkpoint(
+    path: str, step: int | None = None, options: Mapping[str, Any] | None = None, *, allow_save_dir: bool
+) -> Storage | Place: ...
 
 
 def open_checkpoint(
@@ -267,7 +295,12 @@ def _nearest_steps(place: Place, step: int) -> str | None:
 
 
 def find_checkpoints(
-    place: Place, *, totals: bool = False, details: bool = True, names: Iterable[str] | None = None
+    place: Place,
+    *,
+    totals: bool = False,
+    details: bool = True,
+    names: Iterable[str] | None = None,
+    now: float | None = None,
 ) -> Iterator[Checkpoint]:
     """The checkpoints of a save directory in any state, ascending by step.
 
@@ -278,10 +311,11 @@ def find_checkpoints(
         details: also read recorded save times, markers that are not empty, pins and claims; otherwise times are the
             storage's, and markers have no metrics.
         names: only these of its `step_names`.
+        now: the time to judge times by; None: the storage's, or this machine's.
     """
     storage = place.storage
     chosen = list(place.step_names if names is None else names)
-    now = storage.now(may_write=False)
+    now = storage.now(may_write=False) if now is None else now
     read = _read_details if details else _without_details
     base = storage.url_of("x")[:-1]
 
@@ -296,14 +330,14 @@ def find_checkpoints(
     yield from (checkpoint for checkpoint in found if checkpoint is not None)
 
 
-def look_at_checkpoint(storage: Storage, *, totals: bool = False) -> Checkpoint:
+def look_at_checkpoint(storage: Storage, *, totals: bool = False, now: float | None = None) -> Checkpoint:
     """One checkpoint by its own directory, with all details; the manifest is not parsed.
 
     Raises:
         CheckpointNotFoundError: there is no such directory.
     """
     entry = ScannedDir(storage.name)
-    now = storage.now(may_write=False)
+    now = storage.now(may_write=False) if now is None else now
     try:
         listing = storage.list_dir()
         entry.files = [file for file in listing.files if file.path in _WANTED]
@@ -336,11 +370,16 @@ def _judge(entry: ScannedDir, step: int | None, url: str, now: float, *, is_link
         deleting=files.get(DELETING_NAME),
         pin=Pin() if PIN_NAME in files else None,
         markers=tuple(Marker(partition) for partition in _partitions(files)) if len(files) > 1 else (),
+        side_files=tuple(files[path] for path in sorted(files) if _is_side_file(path)) if len(files) > 1 else (),
         size_bytes=entry.size_bytes,
         files=entry.file_count,
         is_link=is_link,
         problem=entry.error.message if entry.error is not None else None,
     )
+
+
+def _is_side_file(path: str) -> bool:
+    return path == PIN_NAME or path.startswith(f"{MARKER_DIR}/")
 
 
 def _partitions(paths: Iterable[str]) -> list[str]:

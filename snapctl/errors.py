@@ -15,6 +15,7 @@
     ├── RefusedError                                     a guard said no; nothing was changed
     │   ├── UnsavableError                               the state holds what cannot be saved exactly
     │   ├── OutputExistsError       (FileExistsError)
+    │   ├── UnsupportedEntryError                        an entry that cannot be decoded or written
     │   └── MissingExtraError       (ImportError)        an optional part is not installed
     ├── StorageError                (OSError)
     │   ├── StorageNotFoundError    (FileNotFoundError)  this object or directory is not there
@@ -27,6 +28,10 @@
     │   └── NoSpaceError
     ├── SaveError                   (RuntimeError)       a save came to nothing: no manifest was written
     └── DeadlineError               (TimeoutError)       waited in vain
+    ├── DeadlineError               (TimeoutError)       waited in vain
+    │   └── EvaluationTimeoutError                       some evaluators have not marked the checkpoint
+    ├── FailureReportedError                             the file that reports a failure has appeared
+    └── CommandFailedError                               a command that was to be run for a checkpoint failed
 
 This module knows no exit codes: the command line maps these types to them.
 """
@@ -152,6 +157,10 @@ class OutputExistsError(RefusedError, FileExistsError):
     """The output file exists and was not to be replaced."""
 
 
+class UnsupportedEntryError(RefusedError):
+    """An entry of a type, dtype or serializer that this version cannot decode, or that the output cannot hold."""
+
+
 class MissingExtraError(RefusedError, ImportError):
     """An optional part of snapctl is not installed."""
 
@@ -234,4 +243,46 @@ class SaveError(SnapctlError, RuntimeError):
 
 
 class DeadlineError(SnapctlError, TimeoutError):
-    """What was waited for did not come in time."""
+    """What was waited for did not come in time.
+
+    Attributes:
+        step: the step that was waited for, or found; None where none was.
+        done: partitions that have marked it.
+        missing: partitions that have not.
+    """
+
+    def __init__(
+        self, message: str, *, step: int | None = None, done: tuple[str, ...] = (), missing: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.step = step
+        self.done = done
+        self.missing = missing
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"step": self.step, "done": list(self.done), "missing": list(self.missing)}
+
+
+class EvaluationTimeoutError(DeadlineError):
+    """Some evaluators have not marked the checkpoint in time; `missing` names their partitions."""
+
+
+class FailureReportedError(SnapctlError):
+    """The file has appeared by which somebody reports that no checkpoint will come."""
+
+
+class CommandFailedError(SnapctlError):
+    """A command that was run for a checkpoint failed.
+
+    Attributes:
+        returncode: as `subprocess` has it: negative for a signal.
+    """
+
+    def __init__(self, message: str, *, returncode: int) -> None:
+        super().__init__(message)
+        self.returncode = returncode
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"returncode": self.returncode}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 
 import msgspec
@@ -17,6 +17,9 @@ PIN_NAME = "PINNED"
 DELETING_NAME = ".snapshot_metadata.deleting"
 """A deletion was announced (beside the manifest) or has begun (without one)."""
 DEFAULT_CLAIM_TTL_SECONDS = 7200.0
+MAX_CLAIM_TTL_SECONDS = 7 * 86400.0
+CLAIM_SLACK_SECONDS = 10.0
+"""So much longer than its ttl a claim keeps others out: its holder stops at the ttl, and times are told in seconds."""
 
 _MARKER = re.compile(r"(.+)_DONE", re.DOTALL)
 _CLAIM = re.compile(r"(.+)_CLAIM\.(0|[1-9][0-9]*)", re.DOTALL)
@@ -45,7 +48,12 @@ class Claim(msgspec.Struct, frozen=True):
     nonce: str | None
     ttl_seconds: float
     created_at: float
-    """By the storage's clock."""
+    """By the storage's clock; 0.0 where the storage tells no time."""
+
+    @property
+    def expires_at(self) -> float:
+        """Until when its holder may rely on it, by the storage's clock."""
+        return self.created_at + self.ttl_seconds
 
 
 class Pin(msgspec.Struct, frozen=True):
@@ -79,9 +87,12 @@ def check_partition(partition: str) -> str:
     """Returns the name of a partition that can stand in the name of a file.
 
     Raises:
-        InvalidOptionError: it is not 1 to 200 bytes without ``/``, control characters or a leading dot.
+        InvalidOptionError: it is not 1 to 200 bytes of UTF-8 without ``/``, control characters or a leading dot.
     """
-    size = len(partition.encode("utf-8", "surrogateescape"))
+    try:
+        size = len(partition.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidOptionError(f"a partition's name is UTF-8: {partition!r}") from error
     if not 1 <= size <= 200:
         raise InvalidOptionError(f"a partition's name is 1 to 200 bytes long, not {size}: {partition[:60]!r}")
     if partition.startswith(".") or "/" in partition or any(ord(c) < 32 or 127 <= ord(c) < 160 for c in partition):
@@ -163,11 +174,32 @@ def parse_claim(partition: str, number: int, data: bytes, created_at: float) -> 
     """A claim from its content; one that is empty or does not parse has the default ttl and no owner."""
     try:
         body = msgspec.json.decode(data, type=_ClaimBody)
-        if not 0 <= body.ttl <= 7 * 86400:
+        if not 0 <= body.ttl <= MAX_CLAIM_TTL_SECONDS:
             raise ValueError("ttl out of range")
         return Claim(partition, number, body.owner, body.nonce, body.ttl, created_at)
     except (ValueError, RecursionError):
         return Claim(partition, number, None, None, DEFAULT_CLAIM_TTL_SECONDS, created_at)
+
+
+def format_claim(owner: str, nonce: str, ttl_seconds: float) -> bytes:
+    """The content of a claim; a ttl of 0 releases."""
+    return json.dumps({"owner": owner, "nonce": nonce, "ttl": ttl_seconds}, allow_nan=False).encode()
+
+
+def is_live(claim: Claim, markers: Iterable[Marker], now: float, *, extra_seconds: float = 0.0) -> bool:
+    """Whether the ruling claim of a partition keeps others from taking it, and its checkpoint from being deleted.
+
+    A mark on the partition voids it, and so does its release (a ttl of 0). One whose time the storage does not tell
+    is live.
+
+    Args:
+        markers: those of the same checkpoint.
+        now: by the storage's clock.
+        extra_seconds: how much longer it counts as live; for a caller that knows the machine's clock alone.
+    """
+    if claim.ttl_seconds == 0 or any(marker.partition == claim.partition for marker in markers):
+        return False
+    return claim.created_at == 0.0 or claim.expires_at + CLAIM_SLACK_SECONDS + extra_seconds > now
 
 
 def parse_pin(data: bytes) -> Pin:

@@ -6,13 +6,15 @@ import contextlib
 import json
 import math
 import os
+import select
 import shutil
 import sys
+import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from snapctl.errors import NoSpaceError, SnapctlError, StorageError
+from snapctl.errors import NoSpaceError, RefusedError, SnapctlError, StorageError
 from snapctl.markers import json_number
 
 MIN_COLUMN = 8
@@ -108,6 +110,25 @@ class Output:
             for number, part in enumerate(parts):
                 self._write((label if number == 0 else " " * len(label)) + part + "\n")
 
+    def flush(self) -> None:
+        """Lets the reader have what has been written, before the command goes on."""
+        if sys.stdout is not None:
+            with stdout_errors():
+                sys.stdout.flush()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps; but raises `BrokenPipeError` when the reader of stdout goes away: nobody waits for an answer then."""
+        until = time.monotonic() + seconds
+        try:
+            watched = select.poll()
+            watched.register(sys.stdout.fileno(), 0)
+        except (AttributeError, OSError, ValueError):  # closed, or replaced by something else
+            time.sleep(seconds)
+            return
+        while (left := until - time.monotonic()) > 0:
+            if any(event & select.POLLERR for _, event in watched.poll(math.ceil(min(left, 3600.0) * 1000))):
+                raise BrokenPipeError
+
     def _write(self, text: str) -> None:
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         self._write_bytes(text.encode(encoding, "backslashreplace"))
@@ -145,6 +166,22 @@ class Output:
         write_stderr(f"error: {one_line(text)}")
         if hint:
             write_stderr(f"hint: {one_line(hint)}")
+
+    def confirm(self, question: str) -> bool:
+        """Asks on stderr; anything but a yes is a no.
+
+        Raises:
+            RefusedError: nobody can be asked: stdin is no terminal, or the answer is to be JSON.
+        """
+        if self.as_json or not _is_terminal(sys.stdin):
+            raise RefusedError("nobody can be asked", hint="--yes does it without asking, --dry-run only shows")
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(f"{one_line(question)} [y/N] ")
+            sys.stderr.flush()
+        answer = sys.stdin.readline()
+        if not answer.endswith("\n"):
+            write_stderr("")  # the end of the input leaves the cursor behind the question
+        return answer.strip().lower() in ("y", "yes")
 
     @contextlib.contextmanager
     def progress(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event
 
 from snapctl.errors import (
     InvalidPathError,
@@ -16,13 +18,26 @@ from snapctl.errors import (
     PermissionDeniedError,
     PreconditionError,
     StorageError,
+    UnavailableError,
 )
-from snapctl.storage.base import FileInfo, Listing, ScannedDir, Storage, check_length, check_relative_path, not_found
+from snapctl.storage.base import (
+    DeletedFiles,
+    FileIdentity,
+    FileInfo,
+    Listing,
+    ScannedDir,
+    Storage,
+    check_length,
+    check_relative_path,
+    not_found,
+)
 
 TEMPORARY_MARK = ".snapctl-tmp-"
 """Between the name of a file that is being written and a random id."""
 
 _BLOB_ATTEMPTS = 20
+LOCK_SECONDS = 10.0
+"""Whoever holds the lock of a directory for longer (for two system calls) has been stopped."""
 
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -112,7 +127,7 @@ class LocalStorage(Storage):
         files.sort(key=lambda file: file.path)
         return Listing(tuple(files), tuple(sorted(dirs)), frozenset(linked))
 
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         found: list[FileInfo] = []
         todo = [path]
         while todo:
@@ -161,37 +176,37 @@ class LocalStorage(Storage):
         return found
 
     def find_file(self, path: str) -> FileInfo | None:
-        full = self._file(path)
-        try:
-            found = os.lstat(full)
-            linked = stat.S_ISLNK(found.st_mode)
-            target = os.stat(full) if linked else found
-        except OSError as error:
-            if error.errno in _NOT_THERE:
-                return None
-            raise translate_os_error(error, full) from error
-        if stat.S_ISDIR(target.st_mode):
-            return None
-        return _info(path, found, target)
+        found = _find_quietly(self._file(path), path)
+        if isinstance(found, StorageError):
+            raise found
+        return found
+
+    def find_each(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None]:
+        check_relative_path(path)
+        base = self.url if self.url.endswith("/") else self.url + "/"
+        return {name: _find_quietly(f"{base}{check_relative_path(name)}/{path}", path) for name in names}
 
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
-        with self._open_blob(path, start, end) as descriptor:
+        with self._open_blob(path, start, end, version) as descriptor:
             data = bytearray(end - start)
             _fill(descriptor, start, memoryview(data), self._file(path))
             return bytes(data)
 
     def read_into(self, path: str, start: int, buffer: memoryview, *, version: str = "") -> None:
-        with self._open_blob(path, start, start + len(buffer)) as descriptor:
+        with self._open_blob(path, start, start + len(buffer), version) as descriptor:
             _fill(descriptor, start, buffer, self._file(path))
 
     @contextlib.contextmanager
-    def _open_blob(self, path: str, start: int, end: int) -> Iterator[int]:
+    def _open_blob(self, path: str, start: int, end: int, version: str) -> Iterator[int]:
         """A descriptor of a file that reaches to `end`: no room is made for what a file does not hold."""
         full = self._file(path)
         self._check_confined(path)
         try:
             with _open_regular(full) as descriptor:
-                found_bytes = max(0, min(os.fstat(descriptor).st_size, end) - start)
+                found = os.fstat(descriptor)
+                if version and version != _version(found) and version != _version(os.lstat(full)):
+                    raise PreconditionError(f"{full}: is no longer the file that was listed", url=full)
+                found_bytes = max(0, min(found.st_size, end) - start)
                 check_length(found_bytes, end - start, url=full, start=start)
                 yield descriptor
         except OSError as error:
@@ -215,8 +230,18 @@ class LocalStorage(Storage):
                     raise InvalidPathError(f"{self._file(path)}: leads out of {self.url} through a symbolic link")
                 return
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
+    def write(
+        self,
+        path: str,
+        data: bytes | memoryview,
+        *,
+        exclusive: bool = False,
+        version: str = "",
+        durable: bool = True,
+    ) -> FileInfo:
         full = self._file(path)
+        if exclusive and not durable:
+            return self._create(path, data)
         temporary = temporary_name(full)
         try:
             self._make_parents(path, durable=durable)
@@ -224,6 +249,8 @@ class LocalStorage(Storage):
             try:
                 if exclusive:
                     found = self._link_exclusively(temporary, full, data, found)
+                elif version:
+                    _replace_version(temporary, full, version)
                 else:
                     os.replace(temporary, full)
             finally:
@@ -254,6 +281,19 @@ class LocalStorage(Storage):
                 except FileExistsError:  # another rank holds the same shard, and writes it, too
                     if attempt == _BLOB_ATTEMPTS - 1:
                         raise
+        except OSError as error:
+            raise translate_os_error(error, full) from error
+        return _info(path, found, found)
+
+    def _create(self, path: str, data: bytes | memoryview) -> FileInfo:
+        """Creates a file in one step, without waiting for the disk."""
+        full = self._file(path)
+        try:
+            self._make_parents(path)
+            write_new_file(full, data, durable=False)
+            found = os.lstat(full)  # over NFS the times are settled only when it is closed
+        except FileExistsError as error:
+            raise PreconditionError(f"{full}: exists already", url=full) from error
         except OSError as error:
             raise translate_os_error(error, full) from error
         return _info(path, found, found)
@@ -301,15 +341,54 @@ class LocalStorage(Storage):
         full = self._file(path)
         try:
             if version:
-                now = os.lstat(full)
-                if _version(now) != version:
-                    raise PreconditionError(f"{full}: is no longer the file that was listed", url=full)
+                _check_version(full, version)
             os.unlink(full)
         except OSError as error:
             if error.errno in _NOT_THERE:
                 return False
             raise translate_os_error(error, full) from error
         return True
+
+    def delete_files(
+        self,
+        files: Sequence[FileInfo],
+        *,
+        stop: Event | None = None,
+        on_done: Callable[[int], None] | None = None,
+    ) -> DeletedFiles:
+        """As `Storage.delete_files`; symbolic links on the way to a file are not followed."""
+        result = DeletedFiles()
+        done = 0
+        with _OpenDirs(self.url) as open_dirs:
+            for number, file in enumerate(files):
+                if result.changed or (stop is not None and stop.is_set()):
+                    result.unfinished = len(files) - number
+                    break
+                self._delete_listed(file, open_dirs, result)
+                if on_done is not None and number % 64 == 63:
+                    on_done(number + 1 - done)
+                    done = number + 1
+        if on_done is not None and len(files) - result.unfinished > done:
+            on_done(len(files) - result.unfinished - done)
+        return result
+
+    def _delete_listed(self, file: FileInfo, open_dirs: _OpenDirs, result: DeletedFiles) -> None:
+        directory, _, name = file.path.rpartition("/")
+        try:
+            descriptor = open_dirs.descriptor(directory)
+            if _version(os.stat(name, dir_fd=descriptor, follow_symlinks=False)) != file.version:
+                result.changed.append(file.path)
+                return
+            os.unlink(name, dir_fd=descriptor)
+            result.deleted += 1
+            result.deleted_bytes += 0 if file.is_link else file.size_bytes
+        except FileNotFoundError:
+            result.gone += 1
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EISDIR):  # no longer the directory that was listed
+                result.changed.append(file.path)
+            else:
+                result.failed.append(translate_os_error(error, f"{self.url}/{file.path}"))
 
     def delete_empty_dirs(self, path: str = "") -> None:
         full = self._full(path)
@@ -326,16 +405,101 @@ class LocalStorage(Storage):
             finally:
                 os.close(descriptor)
 
-    def now(self, *, may_write: bool) -> float:
-        if may_write:
-            temporary = temporary_name(os.path.join(self.url, "clock"))
-            with contextlib.suppress(OSError):
-                os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-                try:
-                    return os.stat(temporary).st_mtime
-                finally:
-                    os.unlink(temporary)
-        return time.time()
+    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
+        links: list[str] = []
+        todo = [path]
+        while todo:
+            directory = todo.pop()
+            with contextlib.suppress(OSError), os.scandir(self._full(directory)) as entries:
+                for entry in entries:
+                    name = f"{directory}/{entry.name}" if directory else entry.name
+                    if entry.is_symlink():
+                        links.append(name)
+                    elif deep and entry.is_dir(follow_symlinks=False):
+                        todo.append(name)
+        return sorted(links)
+
+    def identify(self, path: str = "") -> FileIdentity | None:
+        full = self._full(path)
+        try:
+            found = os.stat(full)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return None
+            raise translate_os_error(error, full) from error
+        return found.st_dev, found.st_ino
+
+    def identify_ancestors(self, path: str) -> list[FileIdentity]:
+        full = self._full(path)
+        found: list[FileIdentity] = []
+        try:
+            os.stat(full)
+            place = os.path.realpath(full)
+            while True:
+                seen = os.stat(place)
+                found.append((seen.st_dev, seen.st_ino))
+                if place == "/":
+                    return found
+                place = os.path.dirname(place)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return found
+            raise translate_os_error(error, full) from error
+
+    def delete_link(self, name: str) -> bool:
+        full = self._file(name)
+        try:
+            if not stat.S_ISLNK(os.lstat(full).st_mode):
+                raise PreconditionError(f"{full}: is no symbolic link", url=full)
+            os.unlink(full)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return False
+            raise translate_os_error(error, full) from error
+        return True
+
+    def server_now(self) -> float:
+        temporary = temporary_name(os.path.join(self.url, "clock"))
+        try:
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            try:
+                return os.stat(temporary).st_mtime
+            finally:
+                os.unlink(temporary)
+        except OSError as error:
+            raise translate_os_error(error, self.url) from error
+
+
+class _OpenDirs:
+    """Descriptors of the directories below one, opened without following links, as few as will do at a time."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._open: list[tuple[str, int]] = []
+
+    def __enter__(self) -> _OpenDirs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            os.close(self._open.pop()[1])
+
+    def descriptor(self, directory: str) -> int:
+        """Of a directory by its path; good until the next call."""
+        if self._open and self._open[-1][0] == directory:
+            return self._open[-1][1]
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        if not self._open:
+            self._open.append(("", os.open(self._root, flags)))
+        while (top := self._open[-1][0]) and top != directory and not directory.startswith(top + "/"):
+            os.close(self._open.pop()[1])
+        top, descriptor = self._open[-1]
+        rest = directory[len(top) :].strip("/")
+        for part in rest.split("/") if rest else ():
+            descriptor = os.open(part, flags | os.O_NOFOLLOW, dir_fd=descriptor)
+            top = f"{top}/{part}" if top else part
+            self._open.append((top, descriptor))
+        return descriptor
 
 
 def write_new_file(full: str, data: bytes | memoryview, *, durable: bool = True) -> os.stat_result:
@@ -353,6 +517,43 @@ def write_new_file(full: str, data: bytes | memoryview, *, durable: bool = True)
         raise
     finally:
         os.close(descriptor)
+
+
+def _check_version(full: str, version: str) -> None:
+    if _version(os.lstat(full)) != version:
+        raise PreconditionError(f"{full}: is no longer the file that was listed", url=full)
+
+
+def _replace_version(temporary: str, full: str, version: str) -> None:
+    """Renames a file over the one that has this version; the directory is locked between the look and the act."""
+    with _locked(os.path.dirname(full)):
+        try:
+            _check_version(full, version)
+        except FileNotFoundError as error:
+            raise PreconditionError(f"{full}: is no longer there", url=full) from error
+        os.replace(temporary, full)
+
+
+@contextlib.contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """An advisory lock on a directory, where the file system has such locks (NFS does not lend them to readers)."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        give_up_at = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > give_up_at:
+                    raise UnavailableError(f"{directory}: somebody holds its lock", url=directory) from error
+                time.sleep(0.005)
+                continue
+            except OSError:
+                pass
+            break
+        yield
+    finally:
+        os.close(descriptor)  # which frees the lock
 
 
 @contextlib.contextmanager
@@ -374,6 +575,17 @@ def _fill(descriptor: int, start: int, buffer: memoryview, full: str) -> None:
         if got == 0:  # it was cut while we read
             check_length(done, len(buffer), url=full, start=start)
         done += got
+
+
+def _find_quietly(full: str, path: str) -> FileInfo | StorageError | None:
+    try:
+        found = os.lstat(full)
+        target = os.stat(full) if stat.S_ISLNK(found.st_mode) else found
+    except OSError as error:
+        if error.errno in _NOT_THERE:
+            return None
+        return translate_os_error(error, full)
+    return None if stat.S_ISDIR(target.st_mode) else _info(path, found, target)
 
 
 def _is_dir(entry: os.DirEntry[str]) -> bool:
