@@ -73,6 +73,10 @@ def measure_here(side: str, url: str, count: int, size_bytes: int) -> dict[str, 
         _point_torchsnapshot_at_the_emulator()
     save(f"{url}/warm", _state(2, 1000))()
     state = _state(count, size_bytes)
+    if url.startswith("gs://"):  # the proxy counts from here
+        from tests.support.servers import Controlled
+
+        Controlled(os.environ["STORAGE_EMULATOR_HOST"]).reset()
     os.sync()
     pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     before = _resident_bytes("VmRSS")
@@ -174,8 +178,7 @@ def gcs(rounds: int) -> bool:
                     env = {"TORCHSNAPSHOT_DISABLE_BATCHING": "1" if batching == "off" else "0"}
                     env["STORAGE_EMULATOR_HOST"] = proxy.endpoint
                     found = measure(side, bucket.url, 200, MB, env)
-                    log = proxy.stats(log=True)["log"]
-                    return {**found, "requests": sum("warm" not in line[1] for line in log)}
+                    return {**found, "requests": proxy.stats()["n"]}
 
             found = in_turns(["bare", "ours crc fsync"], rounds, one)
             bare, ours = found["bare"], found["ours crc fsync"]
@@ -185,7 +188,7 @@ def gcs(rounds: int) -> bool:
             limit = 0.6 if batching == "off" else 1.0
             kept &= report("wall, against torchsnapshot's own plugin", ours["wall"] / bare["wall"], limit)
             if batching == "off":
-                kept &= report("requests, against its", ours["requests"] / bare["requests"], 0.52)
+                kept &= report("requests, against its", ours["requests"] / bare["requests"], 0.51)
     return kept
 
 

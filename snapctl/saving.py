@@ -37,7 +37,7 @@ from snapctl.commit import (
     merge_blobs,
     plan_old_blobs,
 )
-from snapctl.errors import RefusedError, SaveError, UnsavableError
+from snapctl.errors import RefusedError, SaveError, StorageError, UnsavableError
 from snapctl.plugin import SnapctlPlugin, plugin_url
 from snapctl.ranks import Ranks, StoreRanks, describe
 from snapctl.save_record import RankTimings, SaveRecord
@@ -322,9 +322,12 @@ class _Save:
     def _tidy(self) -> None:
         if self._plugin is None or not self._old:
             return
-        failed = delete_blobs(self._plugin.storage, plan_old_blobs(self._old, self._kept))
+        try:
+            failed = delete_blobs(self._plugin.storage, plan_old_blobs(self._old, self._kept)).failed
+        except StorageError as error:
+            failed = [error]
         if failed:
-            logger.warning("%s: %d old blobs could not be deleted: %s", self.pending.path, len(failed), failed[0])
+            logger.warning("%s: old blobs are left behind (%d): %s", self.pending.path, len(failed), failed[0])
 
     # -- the end, good or bad ----------------------------------------------------------------------------------
 

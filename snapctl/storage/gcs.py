@@ -72,7 +72,7 @@ READ_SECONDS = 12.0
 UPLOAD_SECONDS = 120.0
 """The same while a large body is under way: the server answers only after the last byte."""
 RETRY_SECONDS = 8.0
-"""No new attempt begins later than this after the first."""
+"""No new attempt begins later than this after the first; for large bodies: than `UPLOAD_SECONDS`."""
 MAX_ATTEMPTS = 4
 LIST_JOBS = 16
 MIN_LISTED_FILES = 4
@@ -83,7 +83,12 @@ DELETE_JOBS = 16
 """Batches of deletions under way at a time, over all directories."""
 SINGLE_JOBS = 4
 """The same for single deletions, in place of each batch."""
-UPLOAD_CHUNK_BYTES = 32 << 20
+MULTIPART_BYTES = 1 << 20
+"""Up to here an upload is copied into one body with its name and may have a condition."""
+SINGLE_UPLOAD_BYTES = 160 << 20
+"""Up to here it is one request: torchsnapshot's slabs, of 128 MiB, are."""
+UPLOAD_CHUNK_BYTES = 64 << 20
+UPLOAD_PIECE_BYTES = 1 << 20
 PAGE_FIELDS = (
     "nextPageToken,prefixes,items(name,size,timeCreated,generation,crc32c,"
     "temporaryHold,eventBasedHold,retentionExpirationTime)"
@@ -144,6 +149,7 @@ class _FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
     async def _request(self, *args: Any, **kwargs: Any) -> Any:
         once = gcsfs.core.GCSFileSystem._request.__wrapped__
         _IS_UPLOAD.set(kwargs.get("data") is not None)
+        patience = UPLOAD_SECONDS if isinstance(kwargs.get("data"), _Pieces) else RETRY_SECONDS
         started = time.monotonic()
         for attempt in range(1, MAX_ATTEMPTS + 1):
             _FAILED_TRIES.set(attempt - 1)
@@ -151,7 +157,7 @@ class _FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
                 answer = await once(self, *args, **kwargs)
             except Exception as error:
                 pause = min(2.0 ** (attempt - 2), 4.0) * (1 + random.random() / 4)
-                too_late = time.monotonic() - started + pause > RETRY_SECONDS
+                too_late = time.monotonic() - started + pause > patience
                 if attempt == MAX_ATTEMPTS or too_late or not _is_worth_a_retry(error):
                     raise
                 await asyncio.sleep(pause)
@@ -180,6 +186,20 @@ def _is_worth_a_retry(error: Exception) -> bool:
     return isinstance(error, asyncio.TimeoutError | requests.exceptions.ProxyError) or bool(
         gcsfs.retry.is_retriable(error)
     )
+
+
+class _Pieces:
+    """A large body, sent a piece at a time and never copied as a whole; each attempt to send it begins anew."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    async def __aiter__(self) -> AsyncIterator[memoryview]:
+        for start in range(0, len(self._data), UPLOAD_PIECE_BYTES):
+            yield self._data[start : start + UPLOAD_PIECE_BYTES]
 
 
 def open_file_system(options: Mapping[str, Any]) -> _FileSystem:
@@ -607,14 +627,31 @@ class GcsStorage(Storage):
         key = self._key(path)
 
         async def work() -> FileInfo:
-            upload = self._upload_at_once if len(data) < UPLOAD_CHUNK_BYTES else self._upload_in_chunks
             generation = "0" if exclusive else version
             condition = {"ifGenerationMatch": generation} if generation else {}
-            return self._info(_decode_item(await upload(key, memoryview(data).cast("B"), condition)), self._prefix)
+            view = memoryview(data).cast("B")
+            if len(view) <= MULTIPART_BYTES:
+                contents = await self._upload_with_name(key, view, condition)
+            elif len(view) <= SINGLE_UPLOAD_BYTES and not condition:
+                contents = await self._upload_at_once(key, view)
+            else:
+                contents = await self._upload_in_chunks(key, view, condition)
+            return self._info(_decode_item(contents), self._prefix)
 
         return self._run(work(), path)
 
-    async def _upload_at_once(self, key: str, data: memoryview, condition: Mapping[str, str]) -> bytes:
+    async def _upload_at_once(self, key: str, data: memoryview) -> bytes:
+        _, contents = await self._call(
+            "POST",
+            f"{self._fs._location}/upload/storage/v1/b/{quote(self._bucket, safe='')}/o",
+            uploadType="media",
+            name=key,
+            headers={"Content-Type": "application/octet-stream", "Content-Length": str(len(data))},
+            data=_Pieces(data),
+        )
+        return contents
+
+    async def _upload_with_name(self, key: str, data: memoryview, condition: Mapping[str, str]) -> bytes:
         boundary = f"snapctl-{random.getrandbits(128):032x}"
         head = (
             f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n"
@@ -647,7 +684,8 @@ class GcsStorage(Storage):
         while True:
             chunk = data[done : done + UPLOAD_CHUNK_BYTES]
             content_range = f"bytes {done}-{done + len(chunk) - 1}/{len(data)}"
-            headers, contents = await self._call("POST", location, headers={"Content-Range": content_range}, data=chunk)
+            about = {"Content-Range": content_range, "Content-Length": str(len(chunk))}
+            headers, contents = await self._call("POST", location, headers=about, data=_Pieces(chunk))
             received = int(headers["Range"].rpartition("-")[2]) + 1 if "Range" in headers else 0
             if done + len(chunk) == len(data) and (contents or received == len(data)):
                 return contents

@@ -276,11 +276,12 @@ class LocalStorage(Storage):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(full)  # never written into: it may be linked elsewhere, or be open in a reader
                 try:
-                    found = write_new_file(full, data, durable=durable)
+                    write_new_file(full, data, durable=durable)
                     break
                 except FileExistsError:  # another rank holds the same shard, and writes it, too
                     if attempt == _BLOB_ATTEMPTS - 1:
                         raise
+            found = os.lstat(full)  # over NFS the times are settled only when it is closed
         except OSError as error:
             raise translate_os_error(error, full) from error
         return _info(path, found, found)
