@@ -83,7 +83,7 @@ DELETE_JOBS = 16
 """Batches of deletions under way at a time, over all directories."""
 SINGLE_JOBS = 4
 """The same for single deletions, in place of each batch."""
-MULTIPART_BYTES = 1 << 20
+MULTIPART_BYTES = 128 << 10
 """Up to here an upload is copied into one body with its name and may have a condition."""
 SINGLE_UPLOAD_BYTES = 160 << 20
 """Up to here it is one request: torchsnapshot's slabs, of 128 MiB, are."""
@@ -149,7 +149,7 @@ class _FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
     async def _request(self, *args: Any, **kwargs: Any) -> Any:
         once = gcsfs.core.GCSFileSystem._request.__wrapped__
         _IS_UPLOAD.set(kwargs.get("data") is not None)
-        patience = UPLOAD_SECONDS if isinstance(kwargs.get("data"), _Pieces) else RETRY_SECONDS
+        patience = UPLOAD_SECONDS if len(kwargs.get("data") or ()) > MULTIPART_BYTES else RETRY_SECONDS
         started = time.monotonic()
         for attempt in range(1, MAX_ATTEMPTS + 1):
             _FAILED_TRIES.set(attempt - 1)
@@ -684,8 +684,8 @@ class GcsStorage(Storage):
         while True:
             chunk = data[done : done + UPLOAD_CHUNK_BYTES]
             content_range = f"bytes {done}-{done + len(chunk) - 1}/{len(data)}"
-            about = {"Content-Range": content_range, "Content-Length": str(len(chunk))}
-            headers, contents = await self._call("POST", location, headers=about, data=_Pieces(chunk))
+            # As one buffer: the answer to all but the last is 308, for which aiohttp wants a body that it could repeat.
+            headers, contents = await self._call("POST", location, headers={"Content-Range": content_range}, data=chunk)
             received = int(headers["Range"].rpartition("-")[2]) + 1 if "Range" in headers else 0
             if done + len(chunk) == len(data) and (contents or received == len(data)):
                 return contents
