@@ -30,6 +30,7 @@ class BlobReader:
 
     Attributes:
         bytes_read: what has come so far, gaps included.
+        on_read: called with `bytes_read` whenever some have come, from any thread.
         read_bytes: the longest request.
         gap_bytes: how many unneeded bytes are read over rather than asked around.
     """
@@ -38,6 +39,7 @@ class BlobReader:
         is_local = storage.scheme == "file"
         self.storage = storage
         self.bytes_read = 0
+        self.on_read: Callable[[int], None] | None = None
         self.read_bytes = read_bytes or (LOCAL_READ_BYTES if is_local else REMOTE_READ_BYTES)
         self.gap_bytes = 0 if is_local else REMOTE_GAP_BYTES
         self._jobs = max(2, storage.parallel_requests)
@@ -111,6 +113,8 @@ class BlobReader:
             raise PreconditionError(f"{url}: was replaced or deleted while it was being read", url=url) from error
         with self._lock:
             self.bytes_read += len(buffer)
+            if self.on_read is not None:
+                self.on_read(self.bytes_read)
 
     def fill(self, location: str, start: int, buffer: memoryview, entry: str) -> None:
         """As `fetch`, in requests of bounded size, several at once."""

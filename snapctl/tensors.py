@@ -7,8 +7,9 @@ out blocks of rows. Exporting, verifying and restoring stand on it; `snapctl.rea
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from snapctl.blob_file import BlobFile
 from snapctl.blob_reader import BlobReader, blob_problem, wait_for
 from snapctl.dtypes import QUANTIZED_DTYPES, bits, numpy_dtype
 from snapctl.errors import DamagedError, InvalidOptionError, UnsupportedEntryError
@@ -23,7 +25,7 @@ from snapctl.manifest import ObjectEntry
 from snapctl.read_plan import BoxIndex, Read, Span, cut_into_blocks, merge_spans, plan_box
 from snapctl.storage import FileInfo, Storage
 from snapctl.tensor_blocks import Arena, Array, Block, PlannedBlock, as_buffer, iter_batches, part_of, slices_of
-from snapctl.tensor_layout import RAW_SERIALIZER, TORCH_SERIALIZERS, Box, TensorLayout
+from snapctl.tensor_layout import RAW_SERIALIZER, TORCH_SERIALIZERS, Box, TensorLayout, is_outside
 from snapctl.tiling import Region
 from snapctl.torch_decoding import (
     decode_quantized,
@@ -40,9 +42,14 @@ from snapctl.torch_decoding import (
 if TYPE_CHECKING:
     import torch
 
-BATCH_BYTES = 32 << 20
+REMOTE_BATCH_BYTES = 32 << 20
 """What is under way at a time in `TensorReader.iter_blocks`; two batches are held."""
+LOCAL_BATCH_BYTES = 8 << 20
+"""The same for a local disk: small enough for the processor's caches, between reading and writing."""
 DECODED_CACHE_BYTES = 64 << 20
+
+Rows = tuple[int, int | None]
+"""``(start, stop)`` of dimension 0; without a stop: to the end."""
 
 _Batch = tuple[list[PlannedBlock], list[Array], list["Future[None]"]]
 
@@ -64,12 +71,16 @@ class TensorReader:
     Blobs are looked up once (`look_up`), and on GCS read in the generation that was found then.
     """
 
-    def __init__(self, storage: Storage, *, batch_bytes: int = BATCH_BYTES) -> None:
+    def __init__(self, storage: Storage, *, batch_bytes: int | None = None) -> None:
+        self._batch_bytes = batch_bytes or (LOCAL_BATCH_BYTES if storage.scheme == "file" else REMOTE_BATCH_BYTES)
         self._blobs = BlobReader(storage)
-        self._blobs.read_bytes = min(self._blobs.read_bytes, batch_bytes)
-        self._batch_bytes = batch_bytes
+        self._blobs.read_bytes = min(self._blobs.read_bytes, self._batch_bytes)
         self._indexes: dict[int, tuple[TensorLayout, BoxIndex]] = {}
         self._decoded: OrderedDict[tuple[str, int], torch.Tensor] = OrderedDict()
+
+    def on_read(self, report: Callable[[int], None]) -> None:
+        """Calls a function with `bytes_read` whenever some have come, from any thread."""
+        self._blobs.on_read = report
 
     @property
     def bytes_read(self) -> int:
@@ -115,6 +126,24 @@ class TensorReader:
         files = self.look_up(box.location for box in boxes)
         return [problem for box in boxes if (problem := blob_problem(box, files[box.location])) is not None]
 
+    def check_parts(self, parts: Sequence[tuple[TensorLayout, Region]]) -> None:
+        """As `check`, for parts of many tensors, whose blobs are looked up together."""
+        self.look_up(box.location for layout, region in parts for box in self._needed(layout, region))
+        for layout, region in parts:
+            self.check([layout], region)
+
+    def stored_bytes(self, parts: Sequence[tuple[TensorLayout, Region]]) -> int:
+        """What has to be read for parts of tensors whose blobs have been looked up."""
+        total = 0
+        for layout, region in parts:
+            if layout.is_raw:
+                total += math.prod(region[1]) * (layout.item_bytes or 0)
+                continue
+            for box in self._needed(layout, region):
+                found = self.look_up([box.location])[box.location]
+                total += box.size_bytes or (found.size_bytes if found is not None else 0)
+        return total
+
     def check(self, layouts: Iterable[TensorLayout], region: Region | None = None) -> None:
         """Raises the first of `find_blob_problems`."""
         for problem in self.find_blob_problems(layouts, region):
@@ -136,7 +165,7 @@ class TensorReader:
 
     # -- whole arrays ------------------------------------------------------------------------------------------
 
-    def read(self, layout: TensorLayout, rows: tuple[int, int] | None = None) -> Array:
+    def read(self, layout: TensorLayout, rows: Rows | None = None) -> Array:
         """A tensor, or some of its rows, as a numpy array of its own (ml_dtypes for bfloat16 and float8).
 
         Raises:
@@ -194,8 +223,8 @@ class TensorReader:
     def iter_blocks(self, parts: Iterable[tuple[TensorLayout, Region]]) -> Iterator[Block]:
         """Parts of tensors in blocks that follow each other in row-major order, part after part.
 
-        While a block is looked at the next ones are being read. Memory: two batches (`BATCH_BYTES`), whatever the
-        sizes and the sharding; tensors that are not raw take their own size besides.
+        While a block is looked at the next ones are being read. Memory: two batches, whatever the sizes and
+        the sharding; tensors that are not raw take their own size besides.
 
         Args:
             parts: tensors whose dtype and shape are known (see `learn`), with the region that is wanted.
@@ -269,15 +298,16 @@ class TensorReader:
         only = replace(boxes[0], dtype=dtype, offsets=(0,) * len(shape), sizes=shape)
         return replace(layout, dtype=dtype, shape=shape, boxes=(only,))
 
-    def read_torch(self, layout: TensorLayout, rows: tuple[int, int] | None = None) -> torch.Tensor:
+    def read_torch(self, layout: TensorLayout, rows: Rows | None = None) -> torch.Tensor:
         """A tensor of any kind, or some of its rows, as a torch tensor with a storage of just its size.
 
         Raises:
             As `read`; MissingExtraError without torch, whatever the tensor.
         """
-        torch_module = import_torch(layout.entry)
         known = self.learn(layout)
         region = region_of_rows(known, rows)
+        if known.is_raw:
+            return self.read_torch_raw([(known, region)])[0]
         self.check([known], region)
         if len(known.boxes) == 1 and not known.is_raw and known.boxes[0].needs_blob:
             whole = self._decode(known.boxes[0], known)
@@ -286,13 +316,28 @@ class TensorReader:
         if known.dtype in QUANTIZED_DTYPES:
             parts = [(self._decode(box, known), shared) for box, shared in self._index(known).find(region)]
             return join_quantized(parts, region, known.dtype, entry=known.entry)
-        out: torch.Tensor = torch_module.empty(region[1], dtype=torch_dtype(known.dtype or ""))
-        if known.is_raw and out.numel():
-            self.read_into([ReadRequest(known, region, torch_elements(out))])
-        elif out.numel():
-            for box, shared in self._index(known).find(region):
-                out[slices_of(shared, region[0])] = self._decode(box, known)[slices_of(shared, box.offsets)]
+        out: torch.Tensor = import_torch(known.entry).empty(region[1], dtype=torch_dtype(known.dtype or ""))
+        for box, shared in self._index(known).find(region):
+            out[slices_of(shared, region[0])] = self._decode(box, known)[slices_of(shared, box.offsets)]
         return out
+
+    def read_torch_raw(self, parts: Sequence[tuple[TensorLayout, Region]]) -> list[torch.Tensor]:
+        """Parts of many raw tensors as torch tensors, read together.
+
+        Raises:
+            As `read`; MissingExtraError without torch.
+        """
+        numerics = import_torch("a torch tensor")
+        self.check_parts(parts)
+        tensors = [numerics.empty(region[1], dtype=torch_dtype(layout.dtype or "")) for layout, region in parts]
+        self.read_into(
+            [
+                ReadRequest(layout, region, torch_elements(tensor))
+                for (layout, region), tensor in zip(parts, tensors, strict=True)
+                if tensor.numel()
+            ]
+        )
+        return tensors
 
     def read_object(self, manifest_path: str, entry: ObjectEntry) -> Any:
         """What a blob of ``torch.save`` holds, weights-only.
@@ -302,9 +347,23 @@ class TensorReader:
         """
         if entry.serializer != "torch_save":
             raise UnsupportedEntryError(f"{manifest_path}: serializer {entry.serializer!r} is not known")
-        box = Box(manifest_path, (), (), entry.location, entry.serializer, None)
-        with self._blobs.open(box) as file:
+        with self.open_object(manifest_path, entry) as file:
             return load_object(file, entry=manifest_path, blob=entry.location, obj_type=entry.obj_type)
+
+    def open_object(self, manifest_path: str, entry: ObjectEntry) -> BlobFile:
+        """The blob of an object as a file.
+
+        Raises:
+            DamagedError: it is missing, or its location leads out of the checkpoint. StorageError: it cannot be read.
+        """
+        if is_outside(entry.location):
+            raise DamagedError(
+                f"{manifest_path}: its location leads out of the checkpoint: {entry.location!r}",
+                kind="outside",
+                entry=manifest_path,
+                blob=entry.location,
+            )
+        return self._blobs.open(Box(manifest_path, (), (), entry.location, entry.serializer, None))
 
     def _copy_decoded(self, layout: TensorLayout, region: Region, target: Array) -> None:
         for box, shared in self._index(layout).find(region):
@@ -371,7 +430,7 @@ class TensorReader:
             _place_in(target, span)[...] = source
 
 
-def region_of_rows(layout: TensorLayout, rows: tuple[int, int] | None = None) -> Region:
+def region_of_rows(layout: TensorLayout, rows: Rows | None = None) -> Region:
     """The region of some rows of a tensor whose shape is known, or of all of it.
 
     Raises:
@@ -382,9 +441,9 @@ def region_of_rows(layout: TensorLayout, rows: tuple[int, int] | None = None) ->
         raise UnsupportedEntryError(f"{layout.entry}: its shape is not known")
     if rows is None:
         return (0,) * len(shape), shape
-    start, stop = rows
     if not shape:
         raise InvalidOptionError(f"{layout.path}: is a scalar: it has no rows")
+    start, stop = rows[0], shape[0] if rows[1] is None else rows[1]
     if not 0 <= start <= stop <= shape[0]:
         raise InvalidOptionError(f"{layout.path}: no rows {start}:{stop}: it has {shape[0]}")
     return (start,) + (0,) * (len(shape) - 1), (stop - start, *shape[1:])

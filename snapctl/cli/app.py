@@ -15,6 +15,7 @@ COMMANDS = {
     "list": "The checkpoints of a save directory.",
     "latest": "The path of the newest complete checkpoint.",
     "show": "What is in a checkpoint.",
+    "restore-weight": "Tensors out of a checkpoint, into a file of another format.",
 }
 """Name and summary of each command; its function is ``command`` in ``<name>_cmd.py``."""
 
