@@ -17,9 +17,9 @@ import numpy as np
 from snapctl.dtypes import QUANTIZED_DTYPES, TORCH_ONLY_DTYPES, convert, numpy_dtype
 from snapctl.errors import InvalidOptionError, UnsupportedEntryError
 from snapctl.manifest import DTYPE_SIZES
-from snapctl.output_file import Sink
+from snapctl.output_file import NewFile, Sink
 from snapctl.tensor_layout import TensorLayout
-from snapctl.tensors import Rows, TensorReader, region_of_rows
+from snapctl.tensors import MIN_COPIED_BYTES, Rows, TensorReader, region_of_rows
 from snapctl.tiling import Region
 from snapctl.torch_decoding import import_torch, torch_dtype, values_of
 
@@ -200,8 +200,13 @@ def _write_elements(reader: TensorReader, items: Sequence[Item], sink: Sink) -> 
             streamed = []
             values = values_of(reader.read_torch(item.layout, rows_of(item)), entry=item.layout.entry)
             _write_array(values, numpy_dtype_of(item), sink)
-        else:
-            streamed.append(item)
+            continue
+        if isinstance(sink, NewFile) and item.dtype == item.layout.dtype and item.size_bytes >= MIN_COPIED_BYTES:
+            _stream(reader, streamed, sink)
+            streamed = []
+            if reader.copy_raw(item.layout, item.region, sink):
+                continue
+        streamed.append(item)
     _stream(reader, streamed, sink)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Protocol
 
@@ -92,12 +92,26 @@ class NewFile:
             while view:
                 written = os.write(self._descriptor, view[:_MAX_WRITE_BYTES])
                 view = view[written:]
-                self.size_bytes += written
-            if self.size_bytes >= FLUSH_BYTES:
-                if self._flusher is None:
-                    self._flusher = _Flusher(self._descriptor)
-                self._flusher.advance(self.size_bytes)
+                self._advance(written)
         return len(memoryview(data).cast("B"))
+
+    def append(self, copy: Callable[[int], int]) -> int:
+        """Lets a function append to the descriptor that it is given.
+
+        Args:
+            copy: returns how many bytes it appended; its errors are its own.
+        """
+        copied = copy(self._descriptor)
+        with self._errors():
+            self._advance(copied)
+        return copied
+
+    def _advance(self, written: int) -> None:
+        self.size_bytes += written
+        if self.size_bytes >= FLUSH_BYTES:
+            if self._flusher is None:
+                self._flusher = _Flusher(self._descriptor)
+            self._flusher.advance(self.size_bytes)
 
     def flush(self) -> None:
         """Nothing is held back."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -19,25 +18,17 @@ import numpy as np
 
 from snapctl.blob_file import BlobFile
 from snapctl.blob_reader import BlobReader, blob_problem, wait_for
+from snapctl.box_decoder import BoxDecoder
 from snapctl.dtypes import QUANTIZED_DTYPES, bits, numpy_dtype
 from snapctl.errors import DamagedError, InvalidOptionError, UnsupportedEntryError
 from snapctl.manifest import ObjectEntry
-from snapctl.read_plan import BoxIndex, Read, Span, cut_into_blocks, merge_spans, plan_box
+from snapctl.output_file import NewFile
+from snapctl.read_plan import BoxIndex, Read, Span, cut_into_blocks, find_extents, merge_spans, plan_box
 from snapctl.storage import FileInfo, Storage
 from snapctl.tensor_blocks import Arena, Array, Block, PlannedBlock, as_buffer, iter_batches, part_of, slices_of
-from snapctl.tensor_layout import RAW_SERIALIZER, TORCH_SERIALIZERS, Box, TensorLayout, is_outside
+from snapctl.tensor_layout import RAW_SERIALIZER, Box, TensorLayout, is_outside
 from snapctl.tiling import Region
-from snapctl.torch_decoding import (
-    decode_quantized,
-    import_torch,
-    join_quantized,
-    load_object,
-    load_tensor,
-    numpy_to_torch,
-    torch_dtype,
-    torch_elements,
-    torch_to_numpy,
-)
+from snapctl.torch_decoding import import_torch, join_quantized, load_object, torch_dtype, torch_elements
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +37,9 @@ REMOTE_BATCH_BYTES = 32 << 20
 """What is under way at a time in `TensorReader.iter_blocks`; two batches are held."""
 LOCAL_BATCH_BYTES = 8 << 20
 """The same for a local disk: small enough for the processor's caches, between reading and writing."""
-DECODED_CACHE_BYTES = 64 << 20
+COPY_BYTES = 64 << 20
+"""What the operating system is asked to copy at a time."""
+MIN_COPIED_BYTES = 4 << 20
 
 Rows = tuple[int, int | None]
 """``(start, stop)`` of dimension 0; without a stop: to the end."""
@@ -76,7 +69,7 @@ class TensorReader:
         self._blobs = BlobReader(storage)
         self._blobs.read_bytes = min(self._blobs.read_bytes, self._batch_bytes)
         self._indexes: dict[int, tuple[TensorLayout, BoxIndex]] = {}
-        self._decoded: OrderedDict[tuple[str, int], torch.Tensor] = OrderedDict()
+        self._decoder = BoxDecoder(self._blobs)
 
     def on_read(self, report: Callable[[int], None]) -> None:
         """Calls a function with `bytes_read` whenever some have come, from any thread."""
@@ -273,11 +266,39 @@ class TensorReader:
             return array
         if len(item.layout.boxes) == 1:
             box = item.layout.boxes[0]
-            part = part_of(self._decoded_array(item.layout, box), item.region, box.offsets)
+            part = part_of(self._decoder.array(item.layout, box), item.region, box.offsets)
             return np.ascontiguousarray(part).reshape(item.region[1])
         whole = np.empty(item.region[1], item.dtype)
         self.read_into([ReadRequest(item.layout, item.region, whole)])
         return whole
+
+    def copy_raw(self, layout: TensorLayout, region: Region, file: NewFile) -> bool:
+        """Has the operating system append a region to a file, where it lies row after row in local blobs.
+
+        Returns:
+            False if that is not so, or not worth it: nothing was appended, and `iter_blocks` is the way.
+
+        Raises:
+            DamagedError, StorageError: as `read`, or the file cannot be written.
+        """
+        if self._blobs.storage.scheme != "file" or not layout.is_raw:
+            return False
+        extents = find_extents(layout, self._index(layout), region)
+        if sum(end - start for _, start, end in extents) < MIN_COPIED_BYTES:
+            return False
+        self.look_up(box.location for box, _, _ in extents)
+        for number, (box, start, end) in enumerate(extents):
+            while start < end:
+                stop = min(end, start + COPY_BYTES)
+                copied = self._blobs.copy(box.location, start, stop, file, box.entry)
+                if copied == 0:
+                    if number == 0 and start == extents[0][1]:
+                        return False
+                    buffer = memoryview(bytearray(min(stop - start, self._blobs.read_bytes)))
+                    self._blobs.fetch(box.location, start, buffer, box.entry)
+                    copied = file.write(buffer)
+                start += copied
+        return True
 
     # -- decoding ----------------------------------------------------------------------------------------------
 
@@ -290,7 +311,7 @@ class TensorReader:
         if layout.dtype is not None and layout.shape is not None:
             return layout
         boxes = layout.boxes
-        tensor = self._decode(boxes[0], layout)
+        tensor = self._decoder.decode(boxes[0], layout)
         dtype = str(tensor.dtype).removeprefix("torch.")
         if layout.shape is not None:
             return replace(layout, dtype=dtype, boxes=tuple(replace(box, dtype=dtype) for box in boxes))
@@ -310,15 +331,15 @@ class TensorReader:
             return self.read_torch_raw([(known, region)])[0]
         self.check([known], region)
         if len(known.boxes) == 1 and not known.is_raw and known.boxes[0].needs_blob:
-            whole = self._decode(known.boxes[0], known)
-            self._decoded.pop(_place(known.boxes[0]), None)  # it is the caller's now
+            whole = self._decoder.decode(known.boxes[0], known)
+            self._decoder.forget(known.boxes[0])
             return whole if region[1] == known.shape else whole[region[0][0] : region[0][0] + region[1][0]].clone()
         if known.dtype in QUANTIZED_DTYPES:
-            parts = [(self._decode(box, known), shared) for box, shared in self._index(known).find(region)]
+            parts = [(self._decoder.decode(box, known), shared) for box, shared in self._index(known).find(region)]
             return join_quantized(parts, region, known.dtype, entry=known.entry)
         out: torch.Tensor = import_torch(known.entry).empty(region[1], dtype=torch_dtype(known.dtype or ""))
         for box, shared in self._index(known).find(region):
-            out[slices_of(shared, region[0])] = self._decode(box, known)[slices_of(shared, box.offsets)]
+            out[slices_of(shared, region[0])] = self._decoder.decode(box, known)[slices_of(shared, box.offsets)]
         return out
 
     def read_torch_raw(self, parts: Sequence[tuple[TensorLayout, Region]]) -> list[torch.Tensor]:
@@ -369,46 +390,8 @@ class TensorReader:
         for box, shared in self._index(layout).find(region):
             if box.serializer == RAW_SERIALIZER:
                 continue
-            part = bits(self._decoded_array(layout, box))
+            part = bits(self._decoder.array(layout, box))
             part_of(target, shared, region[0])[...] = part_of(part, shared, box.offsets)
-
-    def _decoded_array(self, layout: TensorLayout, box: Box) -> Array:
-        if not box.needs_blob:
-            return np.empty(box.sizes, numpy_dtype(layout.dtype or ""))
-        return torch_to_numpy(self._decode(box, layout), entry=box.entry)
-
-    def _decode(self, box: Box, layout: TensorLayout) -> torch.Tensor:
-        """A box that only torch can decode. The last ones are kept, as far as they are small."""
-        place = _place(box)
-        found = self._decoded.get(place)
-        if found is None:
-            found = self._decode_now(box)
-            self._decoded[place] = found
-            while len(self._decoded) > 1 and sum(map(_tensor_bytes, self._decoded.values())) > DECODED_CACHE_BYTES:
-                self._decoded.popitem(last=False)
-        dtype = str(found.dtype).removeprefix("torch.")
-        if (layout.dtype or dtype) != dtype or (layout.shape is not None and tuple(found.shape) != box.sizes):
-            raise DamagedError(
-                f"{box.entry}: {box.location} holds {dtype} {list(found.shape)}, and the manifest says "
-                f"{layout.dtype or 'any dtype'} {list(box.sizes)}",
-                kind="size-mismatch",
-                entry=box.entry,
-                blob=box.location,
-            )
-        return found
-
-    def _decode_now(self, box: Box) -> torch.Tensor:
-        if box.serializer == RAW_SERIALIZER:
-            raw: Array = np.empty(box.sizes, numpy_dtype(box.dtype or ""))
-            self._blobs.fill(box.location, box.start, as_buffer(raw), box.entry)
-            return numpy_to_torch(raw, box.dtype or "")
-        if box.serializer not in TORCH_SERIALIZERS:
-            raise UnsupportedEntryError(f"{box.entry}: serializer {box.serializer!r} is not known")
-        with self._blobs.open(box) as file:
-            if box.serializer == "torch_save":
-                return load_tensor(file, entry=box.entry, blob=box.location)
-            data = memoryview(file.readall())
-        return decode_quantized(data, box.sizes, box.dtype or "", box.serializer, entry=box.entry, blob=box.location)
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -458,13 +441,5 @@ def _checked_bits(request: ReadRequest) -> Array:
     return bits(out)
 
 
-def _place(box: Box) -> tuple[str, int]:
-    return box.location, box.start
-
-
 def _place_in(target: Array, span: Span) -> Array:
     return part_of(target, (span.offsets, span.sizes), (0,) * len(span.offsets))
-
-
-def _tensor_bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())

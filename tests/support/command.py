@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -48,6 +50,22 @@ def snapctl(*arguments: str, env: Mapping[str, str] | None = None, timeout: floa
         **options,
     )
     return Finished(done.returncode, _text(done.stdout), _text(done.stderr))
+
+
+def snapctl_here(*arguments: str) -> Finished:
+    """``snapctl …`` in this process: for tests of many command lines, where a process each would take minutes."""
+    from snapctl.cli.main import main
+
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape") for _ in range(2)]
+    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+        code = main(arguments)
+    stdout, stderr = (_bytes_of(stream) for stream in streams)
+    return Finished(code, _text(stdout), _text(stderr))
+
+
+def _bytes_of(stream: io.TextIOWrapper) -> bytes:
+    stream.flush()
+    return stream.buffer.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
 def _text(data: bytes) -> str:
