@@ -55,7 +55,7 @@ def check_output_path(path: str, *, force: bool) -> str:
         raise StorageError(f"{parent}: no such directory", url=parent, hint=f"mkdir -p {parent}")
     if found is not None and not force:
         raise OutputExistsError(f"{shown}: exists already", hint="--force replaces it")
-    if not os.access(parent, os.W_OK | os.X_OK):
+    if not os.access(parent, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
         raise PermissionDeniedError(f"{parent}: permission denied", url=parent)
     return full
 

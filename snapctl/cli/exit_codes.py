@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import IntEnum
 
 from snapctl import errors
-from snapctl.checkpoints import NoMatchError
 
 
 class ExitCode(IntEnum):
@@ -44,7 +43,7 @@ PRECEDENCE = (
 _BY_TYPE: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.InvalidPathError, ExitCode.USAGE),
     (errors.InvalidOptionError, ExitCode.USAGE),
-    (NoMatchError, ExitCode.NO),
+    (errors.NoMatchError, ExitCode.NO),
     (errors.NotFoundError, ExitCode.NOT_FOUND),
     (errors.StorageNotFoundError, ExitCode.NOT_FOUND),
     (errors.ManifestError, ExitCode.NO),
@@ -52,6 +51,8 @@ _BY_TYPE: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.RefusedError, ExitCode.REFUSED),
     (errors.StorageError, ExitCode.STORAGE),
     (errors.DeadlineError, ExitCode.TIMED_OUT),
+    (errors.FailureReportedError, ExitCode.NO),
+    (errors.CommandFailedError, ExitCode.PARTIAL),
 )
 
 

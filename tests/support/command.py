@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,10 +38,23 @@ def _strict_json(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def snapctl(*arguments: str, env: Mapping[str, str] | None = None, timeout: float = 60, **options: Any) -> Finished:
-    """``snapctl …`` with pipes for its streams."""
+def unprivileged() -> list[str]:
+    """What to put before a command so that permissions hold for it: root's power to pass over them is taken away."""
+    if os.getuid() != 0:
+        return []
+    return ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all"]
+
+
+def snapctl(
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 60,
+    before: Sequence[str] = (),
+    **options: Any,
+) -> Finished:
+    """``snapctl …`` with pipes for its streams; `before` is put in front of the command."""
     done = subprocess.run(
-        [sys.executable, "-m", "snapctl", *arguments],
+        [*before, sys.executable, "-m", "snapctl", *arguments],
         env={**os.environ, **(env or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -52,20 +64,20 @@ def snapctl(*arguments: str, env: Mapping[str, str] | None = None, timeout: floa
     return Finished(done.returncode, _text(done.stdout), _text(done.stderr))
 
 
-def snapctl_here(*arguments: str) -> Finished:
-    """``snapctl …`` in this process: for tests of many command lines, where a process each would take minutes."""
+def snapctl_inside(*arguments: str) -> Finished:
+    """The same in this process: for what needs neither signals nor real streams, at a tenth of the time."""
     from snapctl.cli.main import main
 
-    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape") for _ in range(2)]
-    with contextlib.redirect_stdout(streams[0]), contextlib.redirect_stderr(streams[1]):
+    out, err = io.BytesIO(), io.BytesIO()
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = io.TextIOWrapper(out, "utf-8"), io.TextIOWrapper(err, "utf-8")
+    try:
         code = main(arguments)
-    stdout, stderr = (_bytes_of(stream) for stream in streams)
-    return Finished(code, _text(stdout), _text(stderr))
-
-
-def _bytes_of(stream: io.TextIOWrapper) -> bytes:
-    stream.flush()
-    return stream.buffer.getvalue()  # type: ignore[attr-defined,no-any-return]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return Finished(code, _text(out.getvalue()), _text(err.getvalue()))
+    finally:
+        sys.stdout, sys.stderr = streams
 
 
 def _text(data: bytes) -> str:
