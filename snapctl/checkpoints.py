@@ -35,7 +35,7 @@ from snapctl.markers import (
     partition_of_marker,
 )
 from snapctl.save_record import SAVE_RECORD_PATH, SaveRecord, parse_save_record
-from snapctl.storage import FileInfo, Listing, ScannedDir, Storage, collect_errors, open_storage, run_parallel
+from snapctl.storage import FileInfo, Listing, ScannedDir, Storage, open_storage, run_parallel
 
 State = Literal["complete", "incomplete", "unreadable"]
 Chooser = Callable[[Sequence["Checkpoint"]], Sequence["Checkpoint"]]
@@ -199,12 +199,14 @@ def _has_complete_child(place: Place) -> bool:
 
 
 def _probe(storage: Storage, names: Sequence[str]) -> Iterator[tuple[str, FileInfo | StorageError | None]]:
-    """The manifests' files of children in the order given, in growing groups: the first ones matter most."""
+    """The manifests' files of children in the order given, in growing groups: the first ones matter most.
+
+    After them all others at once, which costs an object store a few listings, however many they are.
+    """
     position, group = 0, iter(_PROBE_GROUPS)
     while position < len(names):
-        part = names[position : position + next(group, _PROBE_GROUPS[-1])]
-        look = collect_errors(lambda name: storage.find_file(f"{name}/{MANIFEST_NAME}"))
-        yield from zip(part, run_parallel(look, part, jobs=storage.parallel_requests), strict=True)
+        part = names[position : position + next(group, len(names))]
+        yield from storage.find_each(part, MANIFEST_NAME).items()
         position += len(part)
 
 

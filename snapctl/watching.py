@@ -88,8 +88,8 @@ class Watch:
             PermissionDeniedError, CredentialsError: it may not be listed.
             StorageError: it could not be looked at, nor any of its checkpoints.
         """
-        names = self._list()
-        found = self._find_manifests(names)
+        names, incomplete = self._list()
+        found = self._find_manifests(names, incomplete)
         failed = {name: item for name, item in found.items() if isinstance(item, StorageError)}
         if failed and len(failed) == len(found):
             raise next(iter(failed.values()))
@@ -102,32 +102,33 @@ class Watch:
         old = frozenset(name for name in failed if name in start.versions or name in start.unsure)
         return Look(names, dict(self._known), new, failed, old)
 
-    def _list(self) -> tuple[str, ...]:
+    def _list(self) -> tuple[tuple[str, ...], set[str]]:
+        """The directories of checkpoints, and those of which it is known already that they are incomplete."""
         if not self.is_save_dir:
             try:
                 place = classify(self.storage)
             except SaveDirNotFoundError as error:
                 if isinstance(error.__cause__, BucketNotFoundError):
                     raise
-                return ()
+                return (), set()
             if place.kind == "checkpoint":
                 raise not_a_save_dir(self.storage)
-            return place.step_names
+            return place.step_names, place.known_incomplete
         try:
             listing = self.storage.list_dir()
         except BucketNotFoundError as error:
             raise SaveDirNotFoundError(error.message) from error
         except StorageNotFoundError:
-            return ()
+            return (), set()
         if any(file.path in (MANIFEST_NAME, DELETING_NAME) for file in listing.files):
             raise not_a_save_dir(self.storage)
-        return step_names(listing)
+        return step_names(listing), set()
 
-    def _find_manifests(self, names: Sequence[str]) -> dict[str, FileInfo | StorageError | None]:
+    def _find_manifests(self, names: Sequence[str], incomplete: set[str]) -> dict[str, FileInfo | StorageError | None]:
         if self.storage.scheme == "file":
             return self.storage.find_each(names, MANIFEST_NAME)
-        newest = names[-NEWEST_WATCHED:]
-        others = [name for name in names[:-NEWEST_WATCHED] if name not in self._known]
+        newest = [name for name in names[-NEWEST_WATCHED:] if name not in incomplete]
+        others = [name for name in names[:-NEWEST_WATCHED] if name not in self._known and name not in incomplete]
         pages = -(-len(names) // _NAMES_PER_PAGE)
         if len(others) > 2 * pages:  # then one listing of all manifests costs less
             return self.storage.find_each([*others, *newest], MANIFEST_NAME)
