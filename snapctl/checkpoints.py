@@ -6,16 +6,17 @@ else in it is left alone.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any, Literal, overload
+
+import msgspec
 
 from snapctl.errors import (
     BucketNotFoundError,
     CheckpointNotFoundError,
     InvalidPathError,
     ManifestError,
+    NoMatchError,
     SaveDirNotFoundError,
     StorageError,
     StorageNotFoundError,
@@ -44,14 +45,12 @@ FUTURE_TOLERANCE_SECONDS = 300.0
 EARLIEST_SAVE_TIME = 1640995200.0
 """2022-01-01: torchsnapshot is younger. Earlier times come from copies, images and broken clocks."""
 
-_STEP = re.compile(r"0|[1-9][0-9]*")
 _WANTED = (MANIFEST_NAME, DELETING_NAME, PIN_NAME, ".snapctl/", f"{MARKER_DIR}/")
 _SIGNS_OF_A_CHECKPOINT = ("replicated", "sharded", "batched", MARKER_DIR, ".snapctl")
 _PROBE_GROUPS = (1, 4, 16, 64)
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True, gc=False):
     """A checkpoint as it was found at one moment."""
 
     step: int | None
@@ -76,6 +75,8 @@ class Checkpoint:
     size_bytes: int | None = None
     files: int | None = None
     """All that lies in the directory; None unless it was asked for."""
+    side_files: tuple[FileInfo, ...] = ()
+    """The files behind `markers`, `claims` and `pin`, and older claims, sorted by path."""
     is_link: bool = False
     """The directory is reached through a symbolic link."""
     problem: str | None = None
@@ -102,9 +103,8 @@ def parse_step(name: str) -> int | None:
 
     ``0`` and ``100`` are steps; ``0100``, ``+7``, ``1_000``, ``9²`` are not.
     """
-    if _STEP.fullmatch(name) is None or len(name) > 4000:
-        return None
-    return int(name)
+    canonical = name.isdecimal() and name.isascii() and (name[0] != "0" or name == "0")
+    return int(name) if canonical and len(name) <= 4000 else None
 
 
 def plausible_time(seconds: float | None, now: float) -> float | None:
@@ -117,8 +117,7 @@ def plausible_time(seconds: float | None, now: float) -> float | None:
 # -- which is which --------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Place:
+class Place(msgspec.Struct):
     """A path that is there, and what it is."""
 
     storage: Storage
@@ -127,9 +126,9 @@ class Place:
     """Of a save directory: the names of its checkpoints, complete or not, ascending by step."""
     linked_names: frozenset[str] = frozenset()
     """Those of `step_names` that are symbolic links."""
-    known_incomplete: set[str] = field(default_factory=set)
+    known_incomplete: set[str] = set()
     """Names in which no manifest was found on the way here, so that nobody has to look again."""
-    unprobed: dict[str, StorageError] = field(default_factory=dict)
+    unprobed: dict[str, StorageError] = {}
     """Names that could not be looked at on the way here."""
 
 
@@ -298,7 +297,12 @@ def _nearest_steps(place: Place, step: int) -> str | None:
 
 
 def find_checkpoints(
-    place: Place, *, totals: bool = False, details: bool = True, names: Iterable[str] | None = None
+    place: Place,
+    *,
+    totals: bool = False,
+    details: bool = True,
+    names: Iterable[str] | None = None,
+    now: float | None = None,
 ) -> Iterator[Checkpoint]:
     """The checkpoints of a save directory in any state, ascending by step.
 
@@ -309,35 +313,33 @@ def find_checkpoints(
         details: also read recorded save times, markers that are not empty, pins and claims; otherwise times are the
             storage's, and markers have no metrics.
         names: only these of its `step_names`.
+        now: the time to judge times by; None: the storage's, or this machine's.
     """
     storage = place.storage
     chosen = list(place.step_names if names is None else names)
-    now = storage.now(may_write=False)
+    now = storage.now(may_write=False) if now is None else now
     read = _read_details if details else _without_details
-    scanned = (entry for entry in storage.scan(chosen, _WANTED, totals=totals) if not _vanished(entry))
+    base = storage.url_of("x")[:-1]
 
-    def look(entry: ScannedDir) -> Checkpoint:
-        found = _judge(entry, storage.url_of(entry.name), now, is_link=entry.name in place.linked_names)
-        return read(found, entry, lambda: storage.child(entry.name), now)
+    def look(entry: ScannedDir) -> Checkpoint | None:
+        if entry.error is not None and isinstance(entry.error, StorageNotFoundError):
+            return None  # it vanished between the listing and the look
+        name = entry.name
+        judged = _judge(entry, int(name), base + name, now, is_link=name in place.linked_names)
+        return read(judged, entry, lambda: storage.child(name), now)
 
-    if storage.parallel_requests <= 1:
-        yield from map(look, scanned)
-    else:
-        yield from run_parallel(look, scanned, jobs=storage.parallel_requests)
-
-
-def _vanished(entry: ScannedDir) -> bool:
-    return isinstance(entry.error, StorageNotFoundError)
+    found = run_parallel(look, storage.scan(chosen, _WANTED, totals=totals), jobs=storage.parallel_requests)
+    yield from (checkpoint for checkpoint in found if checkpoint is not None)
 
 
-def look_at_checkpoint(storage: Storage, *, totals: bool = False) -> Checkpoint:
+def look_at_checkpoint(storage: Storage, *, totals: bool = False, now: float | None = None) -> Checkpoint:
     """One checkpoint by its own directory, with all details; the manifest is not parsed.
 
     Raises:
         CheckpointNotFoundError: there is no such directory.
     """
     entry = ScannedDir(storage.name)
-    now = storage.now(may_write=False)
+    now = storage.now(may_write=False) if now is None else now
     try:
         listing = storage.list_dir()
         entry.files = [file for file in listing.files if file.path in _WANTED]
@@ -351,24 +353,26 @@ def look_at_checkpoint(storage: Storage, *, totals: bool = False) -> Checkpoint:
         raise CheckpointNotFoundError(f"{storage.url}: no such checkpoint") from error
     except StorageError as error:
         entry.error = error
-    return _read_details(_judge(entry, storage.url, now, is_link=False), entry, lambda: storage, now)
+    found = _judge(entry, parse_step(storage.name), storage.url, now, is_link=False)
+    return _read_details(found, entry, lambda: storage, now)
 
 
-def _judge(entry: ScannedDir, url: str, now: float, *, is_link: bool) -> Checkpoint:
+def _judge(entry: ScannedDir, step: int | None, url: str, now: float, *, is_link: bool) -> Checkpoint:
     """A checkpoint from what a listing shows of it."""
     files = {file.path: file for file in entry.files}
     manifest = files.get(MANIFEST_NAME)
     complete = manifest is not None and manifest.size_bytes > 0
     state: State = "unreadable" if entry.error is not None else "complete" if complete else "incomplete"
     return Checkpoint(
-        step=parse_step(entry.name),
+        step=step,
         path=url,
         state=state,
         created_at=plausible_time(manifest.modified_at, now) if complete and manifest is not None else None,
         manifest=manifest,
         deleting=files.get(DELETING_NAME),
         pin=Pin() if PIN_NAME in files else None,
-        markers=tuple(Marker(partition) for partition in sorted(_partitions(entry.files))),
+        markers=tuple(Marker(partition) for partition in _partitions(files)) if len(files) > 1 else (),
+        side_files=tuple(files[path] for path in sorted(files) if _is_side_file(path)) if len(files) > 1 else (),
         size_bytes=entry.size_bytes,
         files=entry.file_count,
         is_link=is_link,
@@ -376,8 +380,13 @@ def _judge(entry: ScannedDir, url: str, now: float, *, is_link: bool) -> Checkpo
     )
 
 
-def _partitions(files: Iterable[FileInfo]) -> set[str]:
-    return {partition for file in files if (partition := partition_of_marker(file.path)) is not None}
+def _is_side_file(path: str) -> bool:
+    return path == PIN_NAME or path.startswith(f"{MARKER_DIR}/")
+
+
+def _partitions(paths: Iterable[str]) -> list[str]:
+    """The partitions whose markers are among the paths, sorted."""
+    return sorted(partition for path in paths if (partition := partition_of_marker(path)) is not None)
 
 
 def _without_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[[], Storage], now: float) -> Checkpoint:
@@ -402,7 +411,7 @@ def _read_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[[],
                 if marker.problem:
                     warnings.append(f"{found.path}: {marker.problem}")
             elif file.path == PIN_NAME:
-                found = replace(found, pin=parse_pin(storage.read(file.path)))
+                found = msgspec.structs.replace(found, pin=parse_pin(storage.read(file.path)))
             elif found.state == "complete":
                 found = _with_record(found, storage, file, now, warnings)
         ruling = tuple(
@@ -412,9 +421,9 @@ def _read_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[[],
     except StorageNotFoundError:
         return found  # it, or a part of it, vanished between the listing and the look
     except StorageError as error:
-        return replace(found, state="unreadable", problem=error.message, warnings=tuple(warnings))
+        return msgspec.structs.replace(found, state="unreadable", problem=error.message, warnings=tuple(warnings))
     ordered = tuple(markers[partition] for partition in sorted(markers))
-    return replace(found, markers=ordered, claims=ruling, warnings=tuple(warnings))
+    return msgspec.structs.replace(found, markers=ordered, claims=ruling, warnings=tuple(warnings))
 
 
 def _is_worth_reading(file: FileInfo) -> bool:
@@ -444,7 +453,7 @@ def _with_record(found: Checkpoint, storage: Storage, file: FileInfo, now: float
             f"{found.path}: saved again by something else than snapctl: its recorded time and checksums are not used"
         )
         return found
-    return replace(found, record=record, created_at=plausible_time(record.saved_at, now))
+    return msgspec.structs.replace(found, record=record, created_at=plausible_time(record.saved_at, now))
 
 
 def record_matches(record: SaveRecord, storage: Storage, manifest: FileInfo) -> bool:
@@ -490,8 +499,7 @@ def incomplete(storage: Storage) -> CheckpointNotFoundError:
 # -- the newest ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class LatestSearch:
+class LatestSearch(msgspec.Struct, frozen=True):
     """The newest checkpoint that answers, and what had to be passed over for it."""
 
     checkpoint: Checkpoint
@@ -533,7 +541,7 @@ def find_latest(place: Place, *, choose: Chooser | None = None) -> LatestSearch:
         except StorageError as error:
             not_looked_at.append(error)
             continue
-        found = replace(found, is_link=name in place.linked_names)
+        found = msgspec.structs.replace(found, is_link=name in place.linked_names)
         return LatestSearch(found, manifest, tuple(unparsable), tuple(error.message for error in not_looked_at))
     if not_looked_at:
         raise not_looked_at[0]
@@ -541,10 +549,6 @@ def find_latest(place: Place, *, choose: Chooser | None = None) -> LatestSearch:
         raise bad_manifest
     hint = f"{len(place.step_names)} incomplete: see snapctl list --all" if place.step_names else None
     raise CheckpointNotFoundError(f"{place.storage.url}: no complete checkpoint", hint=hint)
-
-
-class NoMatchError(CheckpointNotFoundError):
-    """There are complete checkpoints, and none fits the filter."""
 
 
 def _newest_first(place: Place, not_looked_at: list[StorageError]) -> Iterator[tuple[str, Checkpoint | None]]:
@@ -587,12 +591,19 @@ def get_checkpoints(save_dir: str) -> list[str]:
     return [found.path for found in find_checkpoints(place, details=False) if found.state == "complete"]
 
 
-def get_checkpoint(save_dir: str, global_step: int | None = None, missing_ok: bool = False) -> str:
+def get_checkpoint(
+    save_dir: str,
+    global_step: int | None = None,
+    missing_ok: bool = False,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> str:
     """The path of one checkpoint of a save directory.
 
     Args:
         global_step: of this step; None: the newest complete one whose manifest can be parsed.
         missing_ok: return ``""`` where there is none, instead of raising.
+        storage_options: for fsspec.
 
     Raises:
         CheckpointNotFoundError: there is no such complete checkpoint.
@@ -600,7 +611,7 @@ def get_checkpoint(save_dir: str, global_step: int | None = None, missing_ok: bo
         StorageError: it could not be looked at.
     """
     try:
-        place = open_save_dir(save_dir)
+        place = open_save_dir(save_dir, storage_options)
         if global_step is None:
             return find_latest(place).checkpoint.path
         name = str(global_step)

@@ -8,11 +8,14 @@
     ├── NotFoundError               (FileNotFoundError)
     │   ├── SaveDirNotFoundError                         no such directory, prefix or bucket
     │   ├── CheckpointNotFoundError                      no complete checkpoint answers the request
+    │   │   └── NoMatchError                             there are some, and none fits the filter
     │   └── EntryNotFoundError                           no such entry in the manifest
     ├── ManifestError               (ValueError)         a manifest that cannot be used; `kind` says how
     ├── DamagedError                (ValueError)         what is stored contradicts the manifest
     ├── RefusedError                                     a guard said no; nothing was changed
+    │   ├── UnsavableError                               the state holds what cannot be saved exactly
     │   ├── OutputExistsError       (FileExistsError)
+    │   ├── UnsupportedEntryError                        an entry that cannot be decoded or written
     │   └── MissingExtraError       (ImportError)        an optional part is not installed
     ├── StorageError                (OSError)
     │   ├── StorageNotFoundError    (FileNotFoundError)  this object or directory is not there
@@ -23,6 +26,8 @@
     │   ├── PreconditionError       (FileExistsError)    it exists already, or is not the object that was meant
     │   ├── ShortReadError                               fewer bytes than asked for
     │   └── NoSpaceError
+    ├── SaveError                   (RuntimeError)       a save came to nothing: no manifest was written
+    └── DeadlineError               (TimeoutError)       waited in vain
     ├── DeadlineError               (TimeoutError)       waited in vain
     │   └── EvaluationTimeoutError                       some evaluators have not marked the checkpoint
     ├── FailureReportedError                             the file that reports a failure has appeared
@@ -79,6 +84,10 @@ class SaveDirNotFoundError(NotFoundError):
 
 class CheckpointNotFoundError(NotFoundError):
     """No complete checkpoint answers the request."""
+
+
+class NoMatchError(CheckpointNotFoundError):
+    """There are complete checkpoints, and none fits the filter."""
 
 
 class EntryNotFoundError(NotFoundError):
@@ -140,8 +149,16 @@ class RefusedError(SnapctlError):
     """A guard said no; nothing was changed."""
 
 
+class UnsavableError(RefusedError):
+    """A training state holds something that cannot be saved exactly; nothing was written or deleted, on any rank."""
+
+
 class OutputExistsError(RefusedError, FileExistsError):
     """The output file exists and was not to be replaced."""
+
+
+class UnsupportedEntryError(RefusedError):
+    """An entry of a type, dtype or serializer that this version cannot decode, or that the output cannot hold."""
 
 
 class MissingExtraError(RefusedError, ImportError):
@@ -203,6 +220,26 @@ class ShortReadError(StorageError):
 
 class NoSpaceError(StorageError):
     """The disk is full, or a quota or file size limit is reached."""
+
+
+class SaveError(SnapctlError, RuntimeError):
+    """A save came to nothing, on all ranks alike.
+
+    Attributes:
+        ranks: the ranks that failed or fell silent, as far as this rank knows.
+        unknown: contact was lost at the very end: the checkpoint may be complete all the same.
+    """
+
+    def __init__(
+        self, message: str, *, ranks: tuple[int, ...] = (), unknown: bool = False, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.ranks = ranks
+        self.unknown = unknown
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"ranks": list(self.ranks), "unknown": self.unknown}
 
 
 class DeadlineError(SnapctlError, TimeoutError):

@@ -8,7 +8,8 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+
+import msgspec
 
 from snapctl.checkpoints import incomplete, open_checkpoint
 from snapctl.claims import check_not_being_deleted, check_not_taken_over, require_complete, take_back, void_claims
@@ -99,7 +100,9 @@ def mark(
         old = _parse_marker(partition, data, file)
         if all(_is_same(old.metrics.get(name), value) for name, value in wanted.items()):
             return None
-        return format_marker(replace(old, metrics={**old.metrics, **wanted}, host=old.host or mine.host, problem=None))
+        return format_marker(
+            msgspec.structs.replace(old, metrics={**old.metrics, **wanted}, host=old.host or mine.host, problem=None)
+        )
 
     written = _update(storage, path, merge)
     if written is not None:
@@ -197,7 +200,11 @@ def check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
 def _parse_marker(partition: str, data: bytes, file: FileInfo) -> Marker:
     """A marker; where its content tells no time, the storage does."""
     marker = parse_marker(partition, data)
-    return marker if marker.finished_at is not None else replace(marker, finished_at=file.modified_at or None)
+    return (
+        marker
+        if marker.finished_at is not None
+        else msgspec.structs.replace(marker, finished_at=file.modified_at or None)
+    )
 
 
 def _is_same(old: float | None, new: float) -> bool:
@@ -231,7 +238,7 @@ def pin(storage: Storage, note: str | None = None, *, owner: str | None = None, 
         if file is None:
             return format_pin(mine)
         old = _parse_pin(data, file)
-        return None if note is None or old.note == note else format_pin(replace(old, note=note))
+        return None if note is None or old.note == note else format_pin(msgspec.structs.replace(old, note=note))
 
     def look_again() -> None:
         if is_new:
@@ -262,7 +269,7 @@ def unpin(storage: Storage) -> bool:
 
 def _parse_pin(data: bytes, file: FileInfo) -> Pin:
     found = parse_pin(data)
-    return found if found.pinned_at is not None else replace(found, pinned_at=file.modified_at or None)
+    return found if found.pinned_at is not None else msgspec.structs.replace(found, pinned_at=file.modified_at or None)
 
 
 def _checked_note(note: str | None) -> str | None:

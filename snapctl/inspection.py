@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -27,8 +27,7 @@ from snapctl.manifest import (
 _NUMBER = re.compile(r"(?<![^./])\d+(?![^./])", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(msgspec.Struct, frozen=True):
     """Totals over a manifest."""
 
     entries: int
@@ -63,41 +62,35 @@ def summarize(manifest: Manifest, blob_sizes: Mapping[str, int] | None = None) -
     Args:
         blob_sizes: sizes of blobs by location, where they are known, for entries whose size only the blob knows.
     """
-    sizes: dict[str, int] = {}
+    sizes: Counter[str] = Counter()
     locations: set[str] = set()
     unknown = False
-    count = 0
-    known = blob_sizes or {}
     for entry in manifest.entries.values():
-        if type(entry) is TensorEntry:
-            stored: Sequence[TensorEntry | ObjectEntry] = (entry,)
-        elif isinstance(entry, CONTAINER_ENTRIES):
-            continue
-        elif isinstance(entry, ObjectEntry):
-            stored = (entry,)
-        else:
-            stored = [shard.tensor for shard in shards_of(entry)]
-        count += 1
-        for tensor in stored:
-            location = tensor.location
-            is_new = location not in locations
-            locations.add(location)
+        for tensor in (entry,) if type(entry) is TensorEntry else _stored_parts(entry):
             size = tensor.size_bytes if type(tensor) is TensorEntry else None
-            if size is None:
-                size = known.get(location) if is_new else 0
-            dtype = (tensor.dtype if type(tensor) is TensorEntry else None) or "object"
-            if size is None:
-                unknown = True
-            else:
-                sizes[dtype] = sizes.get(dtype, 0) + size
+            if size is None and tensor.location not in locations:
+                size = (blob_sizes or {}).get(tensor.location)
+                unknown = unknown or size is None
+            locations.add(tensor.location)
+            dtype = tensor.dtype if type(tensor) is TensorEntry else None
+            sizes[dtype or "object"] += size or 0
     ordered = sorted(sizes.items(), key=lambda item: (-item[1], item[0]))
     dtype_bytes = {dtype.removeprefix("torch."): size for dtype, size in ordered}
-    return Summary(count, len(locations), None if unknown else sum(sizes.values()), dtype_bytes)
+    return Summary(count_entries(manifest), len(locations), None if unknown else sum(sizes.values()), dtype_bytes)
 
 
-def needs_blob_sizes(manifest: Manifest) -> bool:
-    """Whether some entry's size is known to its blob alone."""
-    return any(isinstance(tensor, ObjectEntry) or tensor.size_bytes is None for _, tensor in manifest.iter_blobs())
+def _stored_parts(entry: Entry) -> Sequence[TensorEntry | ObjectEntry]:
+    if isinstance(entry, ObjectEntry):
+        return (entry,)
+    return [shard.tensor for shard in shards_of(entry)]
+
+
+def count_entries(manifest: Manifest) -> int:
+    """How many logical paths there are that are no container."""
+    paths = (path for path, entry in manifest.entries.items() if not isinstance(entry, CONTAINER_ENTRIES))
+    if manifest.world_size == 1:
+        return sum(1 for _ in paths)
+    return len({split_rank(path)[1] for path in paths})
 
 
 def extra_state_values(manifest: Manifest) -> dict[str, int | str | bool | bytes | float | None]:

@@ -17,7 +17,6 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
 
 import msgspec
@@ -27,7 +26,7 @@ from snapctl.errors import ManifestError, ManifestProblem
 MANIFEST_NAME = ".snapshot_metadata"
 """Written last: its presence, not empty, is what makes a checkpoint complete."""
 
-Key: TypeAlias = "bool | int | float | str | None"
+Key: TypeAlias = bool | int | float | str | None
 """A key of a state dict. ``True`` and ``1`` are different keys here, as they are in the manifest."""
 
 DTYPE_SIZES: Mapping[str, int] = {
@@ -318,8 +317,7 @@ class LogicalEntry(msgspec.Struct, frozen=True, gc=False):
     """The entries behind it with their manifest paths, in the order of the ranks."""
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(msgspec.Struct, frozen=True):
     """A parsed manifest."""
 
     version: str
@@ -327,7 +325,7 @@ class Manifest:
     """How many ranks saved the snapshot, whether or not each has an entry."""
     entries: dict[str, Entry]
     """By manifest path, in the manifest's order."""
-    extra_fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    extra_fields: Mapping[str, Mapping[str, Any]] = {}
     """Fields that this version does not know, by manifest path; under ``""`` those of the document itself."""
 
     def logical_entries(self) -> list[LogicalEntry]:
@@ -479,22 +477,31 @@ def _load_document(data: bytes) -> Any:
 
 def _load_yaml(text: str) -> Any:
     """YAML 1.1, as the releases of 2022 wrote it; without aliases, which they never wrote and which can explode."""
-    if "\0" in text[:64]:
-        raise ValueError("binary data")
     import yaml
 
-    base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-    class Loader(base):  # type: ignore[misc]
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            if self.check_event(yaml.events.AliasEvent):
-                raise ValueError("an alias, which a manifest never has")
-            return super().compose_node(parent, index)
-
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
-        return yaml.load(text, Loader=Loader)  # noqa: S506 - a safe loader
+        node = loader.get_single_node()
+        _refuse_aliases(node)
+        return loader.construct_document(node) if node is not None else None
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+    finally:
+        loader.dispose()
+
+
+def _refuse_aliases(root: Any) -> None:
+    """An alias is a node that stands in several places."""
+    seen: set[int] = set()
+    todo = [root]
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:
+            raise ValueError("an alias, which a manifest never has")
+        seen.add(id(node))
+        value = getattr(node, "value", None)
+        for item in value if isinstance(value, list) else ():
+            todo += item if isinstance(item, tuple) else (item,)
 
 
 def _convert_entry(fields: dict[str, Any]) -> tuple[Entry, dict[str, Any]]:

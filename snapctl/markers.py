@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 import msgspec
@@ -27,21 +26,19 @@ _CLAIM = re.compile(r"(.+)_CLAIM\.(0|[1-9][0-9]*)", re.DOTALL)
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
-@dataclass(frozen=True, slots=True)
-class Marker:
+class Marker(msgspec.Struct, frozen=True):
     """A partition has been evaluated on a checkpoint."""
 
     partition: str
     finished_at: float | None = None
     """Seconds since the epoch; None for the empty markers of older jobs."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = {}
     host: str | None = None
     problem: str | None = None
     """Why the content says nothing; the marker counts all the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True):
     """The n-th claim on a partition; the highest n rules."""
 
     partition: str
@@ -59,8 +56,7 @@ class Claim:
         return self.created_at + self.ttl_seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Pin:
+class Pin(msgspec.Struct, frozen=True):
     """A checkpoint is protected from pruning."""
 
     note: str | None = None
@@ -119,15 +115,19 @@ def claim_path(partition: str, number: int) -> str:
 def partition_of_marker(path: str) -> str | None:
     """The partition of ``evaled_by/<P>_DONE``; None for any other path."""
     directory, _, name = path.partition("/")
+    if directory != MARKER_DIR or "/" in name:
+        return None
     match = _MARKER.fullmatch(name)
-    return match.group(1) if directory == MARKER_DIR and match and "/" not in name else None
+    return match.group(1) if match else None
 
 
 def claim_of_path(path: str) -> tuple[str, int] | None:
     """``(partition, n)`` of ``evaled_by/<P>_CLAIM.<n>``; None for any other path."""
     directory, _, name = path.partition("/")
+    if directory != MARKER_DIR or "/" in name:
+        return None
     match = _CLAIM.fullmatch(name)
-    return (match.group(1), int(match.group(2))) if directory == MARKER_DIR and match and "/" not in name else None
+    return (match.group(1), int(match.group(2))) if match else None
 
 
 def parse_marker(partition: str, data: bytes) -> Marker:

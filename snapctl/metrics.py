@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 from snapctl.checkpoints import Checkpoint
 from snapctl.errors import InvalidOptionError
 
 
-@dataclass(frozen=True, slots=True)
-class MetricSpec:
+class MetricSpec(msgspec.Struct, frozen=True):
     """``[PARTITION/]METRIC:max|min``: by which metric checkpoints are compared, and which way."""
 
     text: str

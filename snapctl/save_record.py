@@ -3,7 +3,8 @@
 ::
 
     {"format_version": 1, "saved_at": "2026-11-30T12:00:00.000Z", "world_size": 2,
-     "ranks": [{"rank": 0, "blocked_seconds": 0.2, "durable_seconds": 3.1, "bytes": 1048576}, …],
+     "ranks": [{"rank": 0, "blocked_seconds": 0.2, "durable_seconds": 3.1, "bytes": 1048576,
+                "bytes_per_second": 338250.3}, …],
      "blobs": {"0/model/w": {"size_bytes": 16, "crc32c": "yZRlqg=="}, …},
      "manifest": {"size_bytes": 1234, "crc32c": "…"}}
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 
@@ -24,16 +24,14 @@ SAVE_RECORD_PATH = ".snapctl/save.json"
 FORMAT_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class BlobSum:
+class BlobSum(msgspec.Struct, frozen=True):
     """Length and checksum of a file, taken while it was written."""
 
     size_bytes: int
     crc32c: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankTimings:
+class RankTimings(msgspec.Struct, frozen=True):
     """How a save went on one rank."""
 
     rank: int
@@ -42,10 +40,15 @@ class RankTimings:
     durable_seconds: float
     """From the call until the rank's last blob was durable."""
     size_bytes: int
+    """Of the blobs that the rank wrote."""
+
+    @property
+    def bytes_per_second(self) -> float:
+        """From the call until the last blob was durable; 0.0 for a rank that had nothing to write."""
+        return self.size_bytes / self.durable_seconds if self.durable_seconds > 0 else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SaveRecord:
+class SaveRecord(msgspec.Struct, frozen=True):
     """The content of ``.snapctl/save.json``."""
 
     saved_at: float
@@ -68,6 +71,7 @@ class _Rank(msgspec.Struct, gc=False):
     blocked_seconds: float
     durable_seconds: float
     bytes: int
+    bytes_per_second: float | None = None
 
 
 class _Head(msgspec.Struct):
@@ -113,7 +117,10 @@ def format_save_record(record: SaveRecord) -> bytes:
             format_time(record.saved_at) or "",
             record.world_size,
             _text(record.manifest),
-            [_Rank(r.rank, r.blocked_seconds, r.durable_seconds, r.size_bytes) for r in record.ranks],
+            [
+                _Rank(r.rank, r.blocked_seconds, r.durable_seconds, r.size_bytes, round(r.bytes_per_second, 1))
+                for r in record.ranks
+            ],
             {name: _text(item) for name, item in (record.blobs or {}).items()},
         )
     )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import pathlib
 import shutil
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 from tests.support.command import Finished
 from tests.support.command import snapctl as run_snapctl
@@ -48,6 +55,21 @@ def data(tmp_path: pathlib.Path) -> Callable[[str], pathlib.Path]:
         return target
 
     return copy
+
+
+@pytest.fixture
+def entry_point(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry points of pyproject.toml can be found, also where the package is not installed."""
+    wanted = tomllib.loads((DATA.parents[1] / "pyproject.toml").read_text())["project"]["entry-points"]
+    (group,) = wanted
+    if {point.name for point in importlib.metadata.entry_points(group=group)} >= wanted[group].keys():
+        return
+    metadata = tmp_path_factory.mktemp("installed") / "snapctl_for_tests-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: snapctl-for-tests\nVersion: 0\n")
+    lines = [f"{name} = {value}" for name, value in wanted[group].items()]
+    (metadata / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+    monkeypatch.syspath_prepend(str(metadata.parent))
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
+from typer.exceptions import TyperException
 
 from snapctl import __version__
 
@@ -18,6 +20,7 @@ COMMANDS = {
     "wait": "Wait for a checkpoint, and for its evaluation.",
     "mark-eval": "Mark partitions as evaluated, or claim one for evaluation.",
     "pin": "Protect a checkpoint from prune.",
+    "prune": "Delete checkpoints that no rule keeps.",
 }
 """Name and summary of each command; its function is ``command`` in ``<name>_cmd.py``."""
 
@@ -39,8 +42,29 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     for name, summary in COMMANDS.items():
         if only in (None, name):
             module = importlib.import_module(f"snapctl.cli.{name.replace('-', '_')}_cmd")
-            app.command(name, help=module.__doc__, short_help=summary)(module.command)
+            app.command(name, help=module.__doc__, short_help=summary)(_carrying_errors(module.command))
     return app
+
+
+class CarriedError(BaseException):
+    """An exception of a command on its way to `main`, past Typer, which has exit codes of its own for some."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _carrying_errors(command: Callable[..., int]) -> Callable[..., int]:
+    @functools.wraps(command)
+    def call(*args: Any, **kwargs: Any) -> int:
+        try:
+            return command(*args, **kwargs)
+        except (typer.Exit, typer.Abort, TyperException):
+            raise
+        except BaseException as error:
+            raise CarriedError(error) from error
+
+    return call
 
 
 def _show_version(wanted: bool) -> None:

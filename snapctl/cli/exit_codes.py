@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import IntEnum
 
 from snapctl import errors
-from snapctl.checkpoints import NoMatchError
 
 
 class ExitCode(IntEnum):
@@ -44,7 +43,7 @@ PRECEDENCE = (
 _BY_TYPE: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.InvalidPathError, ExitCode.USAGE),
     (errors.InvalidOptionError, ExitCode.USAGE),
-    (NoMatchError, ExitCode.NO),
+    (errors.NoMatchError, ExitCode.NO),
     (errors.NotFoundError, ExitCode.NOT_FOUND),
     (errors.StorageNotFoundError, ExitCode.NOT_FOUND),
     (errors.ManifestError, ExitCode.NO),

@@ -12,7 +12,6 @@ from snapctl.checkpoints import (
     Checkpoint,
     Chooser,
     LatestSearch,
-    NoMatchError,
     find_latest,
     open_save_dir,
 )
@@ -29,7 +28,7 @@ from snapctl.cli.options import (
     parse_storage_options,
 )
 from snapctl.cli.output import Output
-from snapctl.errors import CheckpointNotFoundError, SaveDirNotFoundError
+from snapctl.errors import CheckpointNotFoundError, NoMatchError, SaveDirNotFoundError
 from snapctl.metrics import is_evaluated, parse_metric_spec, rank_by_metric
 
 

@@ -42,7 +42,10 @@ def command(
 ) -> int:
     out: Output = context.obj
     place = open_save_dir(save_dir, parse_storage_options(storage_option))
-    found = list(find_checkpoints(place, totals=long, details=not (quiet or print0)))
+    with out.progress(
+        f"looking at {len(place.step_names)} checkpoints", None, unit="", only_if=place.storage.scheme != "file"
+    ):
+        found = list(find_checkpoints(place, totals=long, details=not (quiet or print0)))
     chosen = [c for c in found if c.state == "unreadable" or _is_wanted(c, show_all, evaluated_by, not_evaluated_by)]
     if limit is not None:
         chosen = chosen[-limit:]

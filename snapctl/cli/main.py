@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
@@ -42,6 +43,8 @@ def run() -> NoReturn:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code; never raises."""
+    if not sys.warnoptions:  # what libraries have to say to developers is nothing for stderr
+        warnings.simplefilter("ignore")
     options, literal = _split_at_double_dash(arguments)
     debug = "--debug" in options
     out = Output(as_json="--json" in options, progress="--no-progress" not in options)
@@ -70,9 +73,14 @@ def _split_at_double_dash(arguments: Sequence[str]) -> tuple[list[str], list[str
 
 
 def _run_command(arguments: list[str], out: Output) -> int:
-    from snapctl.cli.app import build_app
+    from snapctl.cli.app import CarriedError, build_app
 
-    result = build_app(arguments)(args=arguments, prog_name="snapctl", standalone_mode=False, obj=out)
+    try:
+        result = build_app(arguments)(args=arguments, prog_name="snapctl", standalone_mode=False, obj=out)
+    except CarriedError as carried:
+        raise carried.error from carried.error.__cause__
+    except SystemExit as error:  # Typer could not write the help: nobody reads it
+        raise BrokenPipeError from error
     return int(result) if isinstance(result, int) else ExitCode.OK
 
 
@@ -96,6 +104,8 @@ def _report(error: BaseException, out: Output, *, debug: bool) -> ExitCode:
 def _judge(error: BaseException) -> tuple[ExitCode, str]:
     if isinstance(error, SnapctlError):
         return code_of(error), error.message
+    if isinstance(error, OSError):
+        return ExitCode.STORAGE, f"{error.filename or 'I/O'}: {error.strerror or error}"
     usage = _usage_message(error)
     if usage is not None:
         return ExitCode.USAGE, usage

@@ -14,10 +14,13 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from snapctl.errors import NoSpaceError, SnapctlError, StorageError
+from snapctl.errors import NoSpaceError, RefusedError, SnapctlError, StorageError
 from snapctl.markers import json_number
 
 MIN_COLUMN = 8
+LONG_COLUMN = 20
+FIRST_COMBINING = "\u0300"
+"""Before it every character takes one column."""
 _SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -77,7 +80,7 @@ class Output:
         flush = [header in right for header in headers]
         room = terminal_width(sys.stdout)
         if room is not None and sum(widths) + 2 * (len(widths) - 1) > room:
-            narrow = _shrink(widths, room)
+            narrow = _shrink(widths, headers, room)
             if narrow is None:
                 self._records(headers, cells, room)
                 return
@@ -164,18 +167,38 @@ class Output:
         if hint:
             write_stderr(f"hint: {one_line(hint)}")
 
+    def confirm(self, question: str) -> bool:
+        """Asks on stderr; anything but a yes is a no.
+
+        Raises:
+            RefusedError: nobody can be asked: stdin is no terminal, or the answer is to be JSON.
+        """
+        if self.as_json or not _is_terminal(sys.stdin):
+            raise RefusedError("nobody can be asked", hint="--yes does it without asking, --dry-run only shows")
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(f"{one_line(question)} [y/N] ")
+            sys.stderr.flush()
+        answer = sys.stdin.readline()
+        if not answer.endswith("\n"):
+            write_stderr("")  # the end of the input leaves the cursor behind the question
+        return answer.strip().lower() in ("y", "yes")
+
     @contextlib.contextmanager
-    def progress(self, description: str, total: int | None, *, unit: str = "bytes") -> Iterator[Callable[[int], None]]:
+    def progress(
+        self, description: str, total: int | None, *, unit: str = "bytes", only_if: bool = True
+    ) -> Iterator[Callable[[int], None]]:
         """A progress bar on stderr, if that is a terminal and nobody asked for silence.
 
         Args:
             total: how many bytes or items there will be; None if nobody knows.
-            unit: ``bytes`` shows sizes and a rate, anything else counts.
+            unit: ``bytes`` shows sizes and a rate, anything else counts; without a total, bytes excepted, only the
+                time shows.
+            only_if: False for what is known to be over at once.
 
         Returns:
             a function to call with how much is done by now.
         """
-        if not self.wants_progress or self.as_json or not _is_terminal(sys.stderr):
+        if not only_if or not self.wants_progress or self.as_json or not _is_terminal(sys.stderr):
             yield lambda done: None
             return
         from rich import progress
@@ -185,6 +208,8 @@ class Output:
             [progress.DownloadColumn(binary_units=True), progress.TransferSpeedColumn()]
             if unit == "bytes"
             else [progress.MofNCompleteColumn(), progress.TextColumn(unit)]
+            if total is not None
+            else [progress.TimeElapsedColumn()]
         )
         console = Console(stderr=True, no_color=not wants_color(sys.stderr), markup=False, emoji=False)
         columns = [progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), *middle]
@@ -285,7 +310,7 @@ def format_number(value: float) -> str:
 
 def cell_width(text: str) -> int:
     """Columns that a text takes on a terminal."""
-    if text.isascii():
+    if text.isascii() or max(text) < FIRST_COMBINING:
         return len(text)
     from rich.cells import cell_len
 
@@ -293,26 +318,39 @@ def cell_width(text: str) -> int:
 
 
 def chop(text: str, width: int) -> list[str]:
-    """A text in pieces that are at most so wide; at least one."""
+    """A text in pieces that are at most so wide, at spaces where there are some; at least one piece."""
     if cell_width(text) <= width:
         return [text]
-    from rich.cells import chop_cells
-
-    pieces: list[str] = list(chop_cells(str(text), width))
+    pieces: list[str] = []
+    for word in str(text).split(" "):
+        if pieces and cell_width(pieces[-1]) + 1 + cell_width(word) <= width:
+            pieces[-1] += f" {word}"
+        else:
+            pieces += _chop_word(word, width)
     return [Cell(piece, text.style) for piece in pieces] if isinstance(text, Cell) else pieces
 
 
-def _shrink(widths: Sequence[int], room: int) -> list[int] | None:
-    """Widths that fit, taken from the widest columns; None if that leaves too little of them."""
+def _chop_word(word: str, width: int) -> list[str]:
+    if cell_width(word) <= width:
+        return [word]
+    from rich.cells import chop_cells
+
+    return list(chop_cells(word, width))
+
+
+def _shrink(widths: Sequence[int], headers: Sequence[str], room: int) -> list[int] | None:
+    """Widths that fit, taken from the widest columns, long ones first; None if that leaves too little of them."""
     result = list(widths)
     excess = sum(result) + 2 * (len(result) - 1) - room
-    while excess > 0:
-        widest = max(range(len(result)), key=result.__getitem__)
-        if result[widest] <= MIN_COLUMN:
-            return None
-        result[widest] -= 1
-        excess -= 1
-    return result
+    for floor in (LONG_COLUMN, MIN_COLUMN):
+        while excess > 0:
+            spare = [width - max(floor, len(header)) for width, header in zip(result, headers, strict=True)]
+            most = max(range(len(result)), key=spare.__getitem__)
+            if spare[most] <= 0:
+                break
+            result[most] -= 1
+            excess -= 1
+    return result if excess <= 0 else None
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], flush: Sequence[bool], *, color: bool) -> list[str]:

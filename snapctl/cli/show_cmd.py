@@ -31,7 +31,6 @@ from snapctl.inspection import (
     Summary,
     extra_state_values,
     group_layers,
-    needs_blob_sizes,
     primitive_value,
     roll_up,
     select_entries,
@@ -66,7 +65,9 @@ def command(
     storage, found, manifest = _open(out, checkpoint, step, parse_storage_options(storage_option))
     if rank is not None and rank >= manifest.world_size:
         raise InvalidOptionError(f"--rank {rank}: {manifest.world_size} ranks saved this checkpoint")
-    summary = summarize(manifest, _blob_sizes(out, storage) if needs_blob_sizes(manifest) else None)
+    summary = summarize(manifest)
+    if summary.size_bytes is None:
+        summary = summarize(manifest, _blob_sizes(out, storage))
     for warning in found.warnings:
         out.warn(warning)
     if depth is not None:
@@ -168,7 +169,7 @@ def _print_rolled(out: Output, lines: Sequence[RolledUp]) -> None:
             ", ".join(line.types),
             ", ".join(line.dtypes) or "-",
             _shape(line.shape),
-            format_size(line.size_bytes),
+            "-" if line.size_bytes == 0 and not line.dtypes else format_size(line.size_bytes),
         ]
         for line in lines
     ]

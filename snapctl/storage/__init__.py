@@ -13,27 +13,35 @@ from typing import Any
 
 from snapctl.errors import InvalidPathError
 from snapctl.storage.base import (
+    DeletedFiles,
+    FileIdentity,
     FileInfo,
     Listing,
     ScannedDir,
     Storage,
+    StorageTime,
     check_length,
     check_relative_path,
     collect_errors,
+    cuts_of,
     run_parallel,
     time_limit,
 )
 from snapctl.storage.local import LocalStorage
 
 __all__ = [
+    "DeletedFiles",
+    "FileIdentity",
     "FileInfo",
     "Listing",
     "LocalStorage",
     "ScannedDir",
     "Storage",
+    "StorageTime",
     "check_length",
     "check_relative_path",
     "collect_errors",
+    "cuts_of",
     "open_storage",
     "run_parallel",
     "split_url",

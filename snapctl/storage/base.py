@@ -12,18 +12,23 @@ import contextlib
 import contextvars
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from threading import Event
+from typing import NamedTuple, TypeAlias, TypeVar
 
-from snapctl.errors import InvalidPathError, ShortReadError, StorageError, StorageNotFoundError
+import msgspec
+
+from snapctl.errors import InvalidPathError, PreconditionError, ShortReadError, StorageError, StorageNotFoundError
+
+PART_FILES = 995
+"""What fits into a page of a listing, but for a few names that nobody expected."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+FileIdentity: TypeAlias = tuple[int, int]
+"""Device and inode: the same for one file under all its names."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileInfo:
+class FileInfo(msgspec.Struct, frozen=True, gc=False):
     """One file or object, as the storage saw it at one moment."""
 
     path: str
@@ -42,8 +47,7 @@ class FileInfo:
     """It cannot be deleted before this time (retention); infinity while an object is under a hold."""
 
 
-@dataclass(frozen=True, slots=True)
-class Listing:
+class Listing(msgspec.Struct, frozen=True):
     """The direct children of a directory, each sorted by name."""
 
     files: tuple[FileInfo, ...]
@@ -53,18 +57,48 @@ class Listing:
     """Those of `dirs` that are symbolic links."""
 
 
-@dataclass(slots=True)
-class ScannedDir:
+class ScannedDir(msgspec.Struct, gc=False):
     """What `Storage.scan` found in one child directory."""
 
     name: str
-    files: list[FileInfo] = field(default_factory=list)
+    files: list[FileInfo] = []
     """The wanted files; paths are relative to the child directory."""
     file_count: int | None = None
     """All files at any depth, folder objects of no bytes excluded. None unless totals were asked for."""
     size_bytes: int | None = None
     error: StorageError | None = None
     """It could not be looked at; a `StorageNotFoundError` if it vanished meanwhile."""
+
+
+class StorageTime(NamedTuple):
+    """A moment by the storage's clock, or by this machine's where the storage's could not be read."""
+
+    seconds: float
+    """Since the epoch."""
+    is_storage_clock: bool
+
+
+class DeletedFiles(msgspec.Struct):
+    """What became of the files given to `Storage.delete_files`."""
+
+    deleted: int = 0
+    deleted_bytes: int = 0
+    gone: int = 0
+    """Somebody else had deleted them; that is success, too."""
+    changed: list[str] = msgspec.field(default_factory=list)
+    """Paths where another object stands in place of the one that was listed; it was not touched."""
+    failed: list[StorageError] = msgspec.field(default_factory=list)
+    """One error for each file that is still there."""
+    unfinished: int = 0
+    """Not tried: it was stopped, or a change was seen."""
+
+    def count(self, size_bytes: int, outcome: bool) -> None:
+        """Counts one file that is no longer there."""
+        if outcome:
+            self.deleted += 1
+            self.deleted_bytes += size_bytes
+        else:
+            self.gone += 1
 
 
 class Storage(abc.ABC):
@@ -105,10 +139,14 @@ class Storage(abc.ABC):
         """
 
     @abc.abstractmethod
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         """All files below a directory at any depth, sorted by path; paths are relative to this storage.
 
         Symbolic links are listed and never followed. Empty where there is nothing.
+
+        Args:
+            cuts: paths (relative to `path`, sorted) at which the listing can be cut into parts of a page each, see
+                `cuts_of`. They need not be right: an object store only uses them to have several parts at a time.
         """
 
     @abc.abstractmethod
@@ -126,6 +164,11 @@ class Storage(abc.ABC):
     def find_file(self, path: str) -> FileInfo | None:
         """One file, or None. A directory is no file."""
 
+    def find_files(self, paths: Sequence[str]) -> dict[str, FileInfo]:
+        """Those of many files that are there, by path, as `find_file` would find them."""
+        found = run_parallel(self.find_file, paths, jobs=self.parallel_requests)
+        return {path: file for path, file in zip(paths, found, strict=True) if file is not None}
+
     def find_each(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None]:
         """The same file in each of many child directories, as `find_file` finds it; errors are returned.
 
@@ -135,7 +178,7 @@ class Storage(abc.ABC):
         look = collect_errors(lambda name: self.find_file(f"{name}/{path}"))
         found = run_parallel(look, names, jobs=self.parallel_requests)
         return {
-            name: replace(item, path=path) if isinstance(item, FileInfo) else item
+            name: msgspec.structs.replace(item, path=path) if isinstance(item, FileInfo) else item
             for name, item in zip(names, found, strict=True)
         }
 
@@ -160,19 +203,43 @@ class Storage(abc.ABC):
         buffer[:] = data
 
     @abc.abstractmethod
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, version: str = "") -> FileInfo:
+    def write(
+        self,
+        path: str,
+        data: bytes | memoryview,
+        *,
+        exclusive: bool = False,
+        version: str = "",
+        durable: bool = True,
+    ) -> FileInfo:
         """Writes a whole file: readers see the old one, or none, until the new one is there in full and durable.
 
         Args:
             exclusive: create it, and never touch one that exists.
             version: replace only this very object (see `FileInfo.version`), so that of two who read, change and write
                 it none undoes what the other wrote.
+            durable: False leaves it to the system when it reaches the disk (local only); an exclusive file is then
+                created in one step, and `sync_dir` can make it durable with others.
 
         Raises:
             PreconditionError: `exclusive`, and it exists; or `version`, and another object is in its place, or none.
                 Where an answer was lost, it may be one's own writing that stands there.
             RefusedError: the storage has no way to create a file exclusively.
         """
+
+    def write_blob(self, path: str, data: bytes | memoryview, *, durable: bool = True) -> FileInfo:
+        """Writes a whole file that nobody looks at until another one says that it is there.
+
+        An old file of that name is gone first. The content is durable when this returns, its name in the directory
+        (and directories made on the way) only after `sync_dir`.
+
+        Args:
+            durable: as in `write`.
+        """
+        return self.write(path, data, durable=durable)
+
+    def make_dir(self, *, durable: bool = True) -> None:  # noqa: B027
+        """Makes this directory and those above it, as far as they are missing. Nothing to do on an object store."""
 
     @abc.abstractmethod
     def delete(self, path: str, *, version: str = "") -> bool:
@@ -188,13 +255,43 @@ class Storage(abc.ABC):
             PreconditionError: another object is in its place.
         """
 
+    def delete_files(
+        self,
+        files: Sequence[FileInfo],
+        *,
+        stop: Event | None = None,
+        on_done: Callable[[int], None] | None = None,
+    ) -> DeletedFiles:
+        """Deletes many files, each only while it is still the very object that was listed (of a link: the link).
+
+        One failure does not stop the rest. As soon as another object is seen in the place of one, no more are begun.
+
+        Args:
+            files: as `list_tree` lists them.
+            stop: set by somebody else to end it early.
+            on_done: called with how many more files are done, possibly from another thread.
+        """
+        result = DeletedFiles()
+        for number, file in enumerate(files):
+            if result.changed or (stop is not None and stop.is_set()):
+                result.unfinished = len(files) - number
+                break
+            try:
+                result.count(file.size_bytes, self.delete(file.path, version=file.version))
+            except PreconditionError:
+                result.changed.append(file.path)
+            except StorageError as error:
+                result.failed.append(error)
+            if on_done is not None:
+                on_done(1)
+        return result
+
     def delete_empty_dirs(self, path: str = "") -> None:  # noqa: B027
         """Removes a directory and those in it, as far as they are empty. Nothing to do on an object store."""
 
     def sync_dir(self, path: str = "") -> None:  # noqa: B027
         """Makes the names in a directory durable. Nothing to do on an object store."""
 
-    @abc.abstractmethod
     def now(self, *, may_write: bool) -> float:
         """The time by the storage's clock, in seconds since the epoch.
 
@@ -202,6 +299,14 @@ class Storage(abc.ABC):
             may_write: a temporary file may be written to learn it; otherwise the machine's clock answers where the
                 storage does not tell the time by itself.
         """
+        return self.read_clock(may_write=may_write).seconds
+
+    def read_clock(self, *, may_write: bool) -> StorageTime:
+        """`now`, and whether it is the storage's own time or, for want of it, this machine's."""
+        if may_write:
+            with contextlib.suppress(StorageError):
+                return StorageTime(self.server_now(), True)
+        return StorageTime(time.time(), False)
 
     @abc.abstractmethod
     def server_now(self) -> float:
@@ -213,6 +318,42 @@ class Storage(abc.ABC):
             StorageError: it cannot be learnt.
         """
 
+    # -- what only some storages have --------------------------------------------------------------------------
+
+    def soft_delete_seconds(self) -> float | None:
+        """For how long the storage keeps, and bills, what was deleted; None for not at all, or if it does not say."""
+        return None
+
+    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
+        """Paths of the symbolic links in a directory, or at any depth below it; none are followed.
+
+        What may not be entered is passed over.
+        """
+        return []
+
+    def identify(self, path: str = "") -> FileIdentity | None:
+        """What a path leads to, links followed; None where there is nothing, or no such thing as an identity."""
+        return None
+
+    def identify_ancestors(self, path: str) -> list[FileIdentity]:
+        """What a symbolic link leads to in the end, and all directories above that, from the inside out.
+
+        Raises:
+            PermissionDeniedError: nobody can tell, because something on the way may not be entered.
+        """
+        return []
+
+    def delete_link(self, name: str) -> bool:
+        """Removes a symbolic link, never what it leads to.
+
+        Returns:
+            False if it was gone already.
+
+        Raises:
+            PreconditionError: it is no symbolic link.
+        """
+        raise PreconditionError(f"{self.url_of(name)}: is no symbolic link", url=self.url_of(name))
+
 
 def check_relative_path(path: str) -> str:
     """Returns a path that stays inside its directory.
@@ -220,9 +361,15 @@ def check_relative_path(path: str) -> str:
     Raises:
         InvalidPathError: it is absolute, or has an empty part, ``.`` or ``..`` in it.
     """
-    if not path or "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+    parts = path.split("/")
+    if "" in parts or ".." in parts or "." in parts or "\0" in path:
         raise InvalidPathError(f"not a path inside a directory: {path!r}")
     return path
+
+
+def cuts_of(paths: Sequence[str]) -> Sequence[str]:
+    """Those of about all the paths of a directory (sorted) that `Storage.list_tree` takes as its `cuts`."""
+    return paths[PART_FILES::PART_FILES]
 
 
 def check_length(found_bytes: int, expected_bytes: int, *, url: str, start: int = 0) -> None:
@@ -272,6 +419,8 @@ def run_parallel(func: Callable[[Item], Result], items: Iterable[Item], *, jobs:
     todo = list(items)
     if len(todo) <= 1 or jobs <= 1:
         return [func(item) for item in todo]
+    from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait  # 4 ms that a local `latest` does not need
+
     pool = ThreadPoolExecutor(min(jobs, len(todo)), thread_name_prefix="snapctl-io")
     try:
         futures = [pool.submit(contextvars.copy_context().run, func, item) for item in todo]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import bisect
 import concurrent.futures
 import contextvars
 import email.utils
@@ -19,8 +20,9 @@ import os
 import random
 import time
 import warnings
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime
+from threading import Event
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -37,15 +39,19 @@ from snapctl.errors import (
     UnavailableError,
 )
 from snapctl.storage.base import (
+    DeletedFiles,
     FileInfo,
     Listing,
     ScannedDir,
     Storage,
+    StorageTime,
     check_length,
     check_relative_path,
     not_found,
+    run_parallel,
     seconds_left,
 )
+from snapctl.storage.gcs_requests import BATCH_SIZE, format_deletions, join_parts, parse_answers
 
 try:
     import aiohttp
@@ -69,8 +75,14 @@ RETRY_SECONDS = 8.0
 """No new attempt begins later than this after the first."""
 MAX_ATTEMPTS = 4
 LIST_JOBS = 16
+MIN_LISTED_FILES = 4
+"""From so many files of a directory on, a listing is tried, and goes on while each page holds as many of them."""
 MAX_SINGLE_LOOKS = 100
 """More files than that are not asked for one by one, if a listing can tell."""
+DELETE_JOBS = 16
+"""Batches of deletions under way at a time, over all directories."""
+SINGLE_JOBS = 4
+"""The same for single deletions, in place of each batch."""
 UPLOAD_CHUNK_BYTES = 32 << 20
 PAGE_FIELDS = (
     "nextPageToken,prefixes,items(name,size,timeCreated,generation,crc32c,"
@@ -80,6 +92,8 @@ _NAMED_TOKENS = {"google_default", "cache", "cloud", "token", "anon", "browser"}
 
 
 _IS_UPLOAD: contextvars.ContextVar[bool] = contextvars.ContextVar("_IS_UPLOAD", default=False)
+_FAILED_TRIES: contextvars.ContextVar[int] = contextvars.ContextVar("_FAILED_TRIES", default=0)
+"""How often the last request was tried in vain: what a lost answer stood for may have been done all the same."""
 
 
 class _Item(msgspec.Struct, gc=False):
@@ -95,6 +109,14 @@ class _Item(msgspec.Struct, gc=False):
     retentionExpirationTime: str = ""
 
 
+class _SoftDeletePolicy(msgspec.Struct):
+    retentionDurationSeconds: str = "0"
+
+
+class _BucketInfo(msgspec.Struct):
+    softDeletePolicy: _SoftDeletePolicy = msgspec.field(default_factory=_SoftDeletePolicy)
+
+
 class _Page(msgspec.Struct):
     items: list[_Item] = []
     prefixes: list[str] = []
@@ -106,6 +128,9 @@ class _FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
 
     server_time_ahead: float | None = None
     """What to add to this machine's clock to get the server's, by the last answer (to a second)."""
+    batches_are_safe: bool | None = None
+    """Whether the server knows batches and honours the condition of each part; None until it was tried."""
+    delete_slots: asyncio.Semaphore | None = None
 
     @property
     def requests_timeout(self) -> aiohttp.ClientTimeout:
@@ -121,6 +146,7 @@ class _FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
         _IS_UPLOAD.set(kwargs.get("data") is not None)
         started = time.monotonic()
         for attempt in range(1, MAX_ATTEMPTS + 1):
+            _FAILED_TRIES.set(attempt - 1)
             try:
                 answer = await once(self, *args, **kwargs)
             except Exception as error:
@@ -201,8 +227,7 @@ def _checked_token(token: Any) -> Any:
     if os.path.exists(expanded):
         return expanded
     if "/" in token or token.endswith(".json") or len(token) < 40:
-        shown = "the token" if len(token) >= 40 and not token.endswith(".json") else f"token={token}"
-        raise CredentialsError(f"gs://: {shown} names a credentials file that is not there", url="gs://")
+        raise CredentialsError("gs://: the token option names a credentials file that is not there", url="gs://")
     return google.oauth2.credentials.Credentials(token)  # type: ignore[no-untyped-call]
 
 
@@ -247,7 +272,23 @@ def translate_gcs_error(error: BaseException, url: str, *, bucket: str, listing:
         return UnavailableError(f"{url}: no answer in time", url=url)
     if isinstance(error, ValueError) and not isinstance(error, aiohttp.ClientError):
         return StorageError(f"{url}: the answer is not what GCS would say: {text}", url=url)
-    return UnavailableError(f"{url}: {text}", url=url)
+    return UnavailableError(f"{url}: {_reason(error, code)}", url=url)
+
+
+def _reason(error: BaseException, code: object) -> str:
+    """Why there is no answer, in words that do not need the source of aiohttp."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return f"cannot connect to {error.host}:{error.port}: {error.os_error.strerror or error.os_error}"
+    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError):
+        return "the connection was dropped"
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return "the answer was cut off"
+    if isinstance(error, requests.exceptions.ProxyError):  # what gcsfs makes of a 502
+        return "the server answers 502"
+    if code is not None:
+        message = " ".join(str(getattr(error, "message", "")).split()).removesuffix(f", {code}")[:200]
+        return f"the server answers {code}: {message}" if message else f"the server answers {code}"
+    return _one_line(error)
 
 
 class GcsStorage(Storage):
@@ -282,9 +323,6 @@ class GcsStorage(Storage):
         future = asyncio.run_coroutine_threadsafe(work, self._fs.loop)
         try:
             return future.result(seconds_left())
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            future.cancel()
-            raise
         except concurrent.futures.CancelledError as error:
             raise UnavailableError(f"{self.url_of(path)}: cancelled", url=self.url_of(path)) from error
         except Exception as error:
@@ -292,6 +330,9 @@ class GcsStorage(Storage):
                 raise
             future.cancel()  # time was up; anything else is over already
             raise translate_gcs_error(error, self.url_of(path), bucket=self._bucket, listing=listing) from error
+        except BaseException:  # an interrupt, whatever its type
+            future.cancel()
+            raise
 
     async def _call(self, method: str, template: str, *args: str, **kwargs: Any) -> tuple[Mapping[str, str], bytes]:
         headers, contents = await self._fs._call(method, template, *args, **kwargs)
@@ -346,33 +387,38 @@ class GcsStorage(Storage):
 
         return self._run(work(), path, listing=True)
 
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         base = self._prefix + (check_relative_path(path) + "/" if path else "")
 
+        async def part(start: str, end: str) -> list[FileInfo]:
+            pages = self._pages(base, startOffset=start or None, endOffset=end or None)
+            return [self._info(item, self._prefix) async for page in pages for item in page.items]
+
         async def work() -> list[FileInfo]:
-            cuts = await self._cut_points(base)
+            marks = [base + name for name in join_parts(cuts, LIST_JOBS)]
             found: list[FileInfo] = []
-
-            async def part(start: str, end: str) -> list[FileInfo]:
-                pages = self._pages(base, startOffset=start or None, endOffset=end or None)
-                return [self._info(item, self._prefix) async for page in pages for item in page.items]
-
-            for infos in await asyncio.gather(*(part(*cut) for cut in cuts)):
+            start = ""
+            if not marks:
+                first = await self._page(base)
+                found = [self._info(item, self._prefix) for item in first.items]
+                if not first.nextPageToken:
+                    return sorted(found, key=lambda file: file.path)
+                start = first.items[-1].name + "\0" if first.items else ""
+                marks = [mark for mark in await self._cut_points(base) if mark > start]
+            for infos in await asyncio.gather(*(part(*cut) for cut in zip([start, *marks], [*marks, ""], strict=True))):
                 found += infos
             return sorted(found, key=lambda file: file.path)
 
         return self._run(work(), path, listing=True)
 
-    async def _cut_points(self, base: str) -> list[tuple[str, str]]:
-        """Ranges of object names that can be listed at the same time: cut at the sub-directories, if there are
-        enough, and otherwise inside the largest name space, the hexadecimal one of ``batched/``."""
+    async def _cut_points(self, base: str) -> list[str]:
+        """Where a listing can be cut so that its parts can be had at the same time: at the sub-directories, if there
+        are enough, and otherwise inside the largest name space, the hexadecimal one of ``batched/``."""
         first = await self._page(base, delimiter="/")
         if first.nextPageToken or len(first.prefixes) < 2:
-            marks = [base + "batched/" + digit for digit in "02468ace"] + [base + "c"]
-        else:
-            marks = sorted({*first.prefixes, *(base + "batched/" + digit for digit in "48c")})
-            marks = marks[:: -(-len(marks) // LIST_JOBS)]
-        return list(zip(["", *marks], [*marks, ""], strict=True))
+            return [base + "batched/" + digit for digit in "02468ace"] + [base + "c"]
+        marks = sorted({*first.prefixes, *(base + "batched/" + digit for digit in "48c")})
+        return marks[:: -(-len(marks) // LIST_JOBS)]
 
     def scan(self, names: Sequence[str], wanted: Sequence[str], *, totals: bool = False) -> Iterator[ScannedDir]:
         ordered = sorted(names, key=lambda name: name + "/")
@@ -440,19 +486,54 @@ class GcsStorage(Storage):
         return None, len(names)
 
     def find_file(self, path: str) -> FileInfo | None:
-        key = self._key(path)
+        item = self._run(self._look(self._key(path)), path)
+        return None if item is None else self._info(item, self._prefix)
 
-        async def work() -> FileInfo:
-            fields = PAGE_FIELDS.partition("items(")[2][:-1]
-            _, contents = await self._call("GET", "b/{}/o/{}", self._bucket, key, fields=fields)
-            return self._info(_decode_item(contents), self._prefix)
-
+    async def _look(self, key: str) -> _Item | None:
+        fields = PAGE_FIELDS.partition("items(")[2][:-1]
         try:
-            return self._run(work(), path)
+            _, contents = await self._call("GET", "b/{}/o/{}", self._bucket, key, fields=fields)
         except FileNotFoundError as error:
-            if isinstance(error, BucketNotFoundError):
+            if "bucket does not exist" in str(error):
                 raise
             return None
+        return _decode_item(contents)
+
+    def find_files(self, paths: Sequence[str]) -> dict[str, FileInfo]:
+        """In one listing for each directory that many of them share, unless it is too full of others."""
+        by_directory: dict[str, list[str]] = {}
+        for path in dict.fromkeys(paths):
+            by_directory.setdefault(check_relative_path(path).rpartition("/")[0], []).append(path)
+        listed = [sorted(group) for group in by_directory.values() if len(group) >= MIN_LISTED_FILES]
+        found: dict[str, FileInfo] = {}
+        single = [path for group in by_directory.values() if len(group) < MIN_LISTED_FILES for path in group]
+        for files, left in run_parallel(self._list_some, listed, jobs=LIST_JOBS):
+            found.update(files)
+            single += left
+        found.update(super().find_files(single))
+        return found
+
+    def _list_some(self, paths: Sequence[str]) -> tuple[dict[str, FileInfo], Sequence[str]]:
+        """What a listing from the first to the last of some files (sorted) finds, and those that it gave up on."""
+        wanted = set(paths)
+        last = self._prefix + paths[-1] + "\0"
+
+        async def work() -> tuple[dict[str, FileInfo], Sequence[str]]:
+            found: dict[str, FileInfo] = {}
+            position, pages = 0, 0
+            while position < len(paths):
+                page = await self._page(self._prefix, startOffset=self._prefix + paths[position], endOffset=last)
+                infos = [self._info(item, self._prefix) for item in page.items]
+                found.update({info.path: info for info in infos if info.path in wanted})
+                pages += 1
+                if not page.nextPageToken:
+                    return found, ()
+                position = bisect.bisect_right(paths, infos[-1].path) if infos else position
+                if not infos or position < pages * MIN_LISTED_FILES:
+                    break
+            return found, paths[position:]
+
+        return self._run(work(), "", listing=True)
 
     def find_each(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None]:
         if len(names) <= MAX_SINGLE_LOOKS:
@@ -514,7 +595,15 @@ class GcsStorage(Storage):
 
     # -- changing ----------------------------------------------------------------------------------------------
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, version: str = "") -> FileInfo:
+    def write(
+        self,
+        path: str,
+        data: bytes | memoryview,
+        *,
+        exclusive: bool = False,
+        version: str = "",
+        durable: bool = True,
+    ) -> FileInfo:
         key = self._key(path)
 
         async def work() -> FileInfo:
@@ -568,19 +657,151 @@ class GcsStorage(Storage):
             done = received
 
     def delete(self, path: str, *, version: str = "") -> bool:
-        work = self._call("DELETE", "b/{}/o/{}", self._bucket, self._key(path), ifGenerationMatch=version or None)
+        return self._run(self._delete_object(self._key(path), version), path)
+
+    async def _delete_object(self, key: str, version: str) -> bool:
+        """One object; False if it was gone. A deletion whose answer was lost and that finds nothing when it is tried
+        again has done its work."""
+        if version and not self._fs.on_google:  # emulators ignore the condition
+            found = await self._look(key)
+            if found is None:
+                return False
+            if found.generation != version:
+                raise FileExistsError(key)
         try:
-            self._run(work, path)
+            await self._call("DELETE", "b/{}/o/{}", self._bucket, key, ifGenerationMatch=version or None)
         except FileNotFoundError as error:
-            if isinstance(error, BucketNotFoundError):
+            if "bucket does not exist" in str(error):
                 raise
-            return False
+            return _FAILED_TRIES.get() > 0
         return True
 
-    def now(self, *, may_write: bool) -> float:
+    def delete_files(
+        self,
+        files: Sequence[FileInfo],
+        *,
+        stop: Event | None = None,
+        on_done: Callable[[int], None] | None = None,
+    ) -> DeletedFiles:
+        """As `Storage.delete_files`: batches of 100 with a condition in each part, 16 at once; an interrupt cancels
+        them. Single deletions on emulators, which know no batches."""
+        result = DeletedFiles()
+
+        async def work() -> None:
+            if self._fs.delete_slots is None:
+                self._fs.delete_slots = asyncio.Semaphore(DELETE_JOBS)
+            slots, rest = self._fs.delete_slots, await self._try_batches(files, result)
+            todo = iter([rest[start : start + BATCH_SIZE] for start in range(0, len(rest), BATCH_SIZE)])
+
+            async def delete_some() -> None:
+                for part in todo:
+                    async with slots:
+                        if result.changed or (stop is not None and stop.is_set()):
+                            result.unfinished += len(part)
+                            continue
+                        await self._delete_part(part, result)
+                    if on_done is not None:
+                        on_done(len(part))
+
+            await _run_together(delete_some, min(DELETE_JOBS, -(-len(rest) // BATCH_SIZE)))
+
+        if files:
+            self._run(work(), "")
+        return result
+
+    async def _delete_part(self, files: Sequence[FileInfo], result: DeletedFiles) -> None:
+        """One batch, and again those of its deletions that the server was too busy for."""
+        if not self._fs.batches_are_safe:
+            await self._delete_singly(files, result)
+            return
+        remaining = list(files)
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                remaining = await self._delete_batch(remaining, result, is_last=attempt == MAX_ATTEMPTS)
+            except Exception as error:
+                result.failed += [
+                    translate_gcs_error(error, self.url_of(file.path), bucket=self._bucket) for file in remaining
+                ]
+                return
+            if not remaining:
+                return
+            await asyncio.sleep(min(2.0 ** (attempt - 2), 4.0) * (1 + random.random() / 4))
+
+    async def _try_batches(self, files: Sequence[FileInfo], result: DeletedFiles) -> Sequence[FileInfo]:
+        """Finds out, once, whether an emulator can be trusted with batches: asks it to delete an object (which was
+        looked at, and is to go anyway) under a condition that does not hold. Returns the files that are still to do."""
+        if self._fs.on_google:
+            self._fs.batches_are_safe = True
+        for number, file in enumerate(files):
+            if self._fs.batches_are_safe is not None:
+                break
+            key = self._prefix + file.path
+            try:
+                found = await self._look(key)
+                if found is None or found.generation != file.version:
+                    continue
+                headers, contents = await self._send_batch([(key, "1")])
+                (answer,) = parse_answers(headers["Content-Type"], contents, 1)
+            except Exception as error:
+                if not _means_no_batches(error):
+                    break  # busy, or no permission: the deletions themselves will tell
+                self._fs.batches_are_safe = False
+                break
+            if answer.status == 412:
+                self._fs.batches_are_safe = True
+            elif answer.status in (200, 204):
+                self._fs.batches_are_safe = False
+                result.count(file.size_bytes, True)
+                return [*files[:number], *files[number + 1 :]]
+        return files
+
+    async def _delete_batch(self, files: Sequence[FileInfo], result: DeletedFiles, *, is_last: bool) -> list[FileInfo]:
+        """Sends one batch, counts what became of it; returns what is worth another try."""
+        headers, contents = await self._send_batch([(self._prefix + file.path, file.version) for file in files])
+        was_repeated = _FAILED_TRIES.get() > 0
+        again: list[FileInfo] = []
+        for file, answer in zip(files, parse_answers(headers["Content-Type"], contents, len(files)), strict=True):
+            match answer.status:
+                case 200 | 204:
+                    result.count(file.size_bytes, True)
+                case 404:
+                    result.count(file.size_bytes, was_repeated)
+                case 412:
+                    result.changed.append(file.path)
+                case 0 | 408 | 429 | 500 | 502 | 503 | 504 if not is_last:
+                    again.append(file)
+                case status:
+                    result.failed.append(_part_error(status, answer.message, self.url_of(file.path)))
+        return again
+
+    async def _send_batch(self, keys: Sequence[tuple[str, str]]) -> tuple[Mapping[str, str], bytes]:
+        boundary = f"snapctl-{random.getrandbits(128):032x}"
+        return await self._call(
+            "POST",
+            self._fs.batch_url_base,
+            headers={"Content-Type": f'multipart/mixed; boundary="{boundary}"'},
+            data=format_deletions(self._bucket, keys, parameters=self._fs._get_params({}), boundary=boundary),
+        )
+
+    async def _delete_singly(self, files: Sequence[FileInfo], result: DeletedFiles) -> None:
+        todo = iter(files)
+
+        async def delete_some() -> None:
+            for file in todo:
+                try:
+                    result.count(file.size_bytes, await self._delete_object(self._prefix + file.path, file.version))
+                except FileExistsError:
+                    result.changed.append(file.path)
+                except Exception as error:
+                    result.failed.append(translate_gcs_error(error, self.url_of(file.path), bucket=self._bucket))
+
+        await _run_together(delete_some, SINGLE_JOBS)
+
+    def read_clock(self, *, may_write: bool) -> StorageTime:
         if self._fs.server_time_ahead is None:
             self._run(self._page(self._prefix, maxResults=1), "", listing=True)
-        return time.time() + (self._fs.server_time_ahead or 0.0)
+        ahead = self._fs.server_time_ahead
+        return StorageTime(time.time() + (ahead or 0.0), ahead is not None)
 
     def server_now(self) -> float:
         request = self._call("GET", "b/{}/o", self._bucket, prefix=self._prefix, maxResults=1, fields="nextPageToken")
@@ -589,6 +810,41 @@ class GcsStorage(Storage):
         if told is None:
             raise StorageError(f"{self.url}: the answer tells no time", url=self.url)
         return told
+
+    def soft_delete_seconds(self) -> float | None:
+        async def work() -> float:
+            _, contents = await self._call(
+                "GET", "b/{}", self._bucket, fields="softDeletePolicy(retentionDurationSeconds)"
+            )
+            return float(msgspec.json.decode(contents, type=_BucketInfo).softDeletePolicy.retentionDurationSeconds)
+
+        try:
+            return self._run(work(), "") or None
+        except StorageError:  # who may delete objects need not be allowed to look at the bucket
+            return None
+
+
+async def _run_together(work: Callable[[], Coroutine[Any, Any, None]], jobs: int) -> None:
+    """Runs the same work several times at once; if one fails or all are cancelled, none is left running."""
+    tasks = [asyncio.ensure_future(work()) for _ in range(jobs)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _means_no_batches(error: Exception) -> bool:
+    """Whether an emulator's error says that it does not know batches, and not that it is busy or says no."""
+    return isinstance(error, ValueError | FileNotFoundError) or getattr(error, "code", None) in (400, 405, 501)
+
+
+def _part_error(status: int, message: str, url: str) -> StorageError:
+    if status == 403:
+        return PermissionDeniedError(f"{url}: permission denied: {message or 'the storage says no'}", url=url)
+    if status == 401:
+        return CredentialsError(f"{url}: the credentials were refused: {message}", url=url)
+    return UnavailableError(f"{url}: HTTP {status}: {message}" if status else f"{url}: {message}", url=url)
 
 
 def _decode_item(contents: bytes) -> _Item:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import logging
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,7 +19,15 @@ from snapctl.errors import (
     StorageError,
     UnavailableError,
 )
-from snapctl.storage.base import FileInfo, Listing, ScannedDir, Storage, check_length, check_relative_path, not_found
+from snapctl.storage.base import (
+    FileInfo,
+    Listing,
+    ScannedDir,
+    Storage,
+    check_length,
+    check_relative_path,
+    not_found,
+)
 
 _EXTRAS = {"s3": "s3", "s3a": "s3"}
 _EXCLUSIVE_SCHEMES = {"memory", "s3", "s3a"}
@@ -112,6 +118,9 @@ class GenericStorage(Storage):
         version = next((f"{key}={found[key]}" for key in _VERSION_KEYS if found.get(key)), f"{size}:{when}")
         return FileInfo(path, size, float(when), version)
 
+    def _file(self, path: str) -> str:
+        return self._full(check_relative_path(path))
+
     def list_dir(self, path: str = "") -> Listing:
         full = self._full(path)
         try:
@@ -134,7 +143,7 @@ class GenericStorage(Storage):
                 files.append(self._info(found, f"{path}/{base}" if path else base))
         return Listing(tuple(sorted(files, key=lambda file: file.path)), tuple(sorted(dirs)))
 
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         found: list[FileInfo] = []
         todo = [path]
         while todo:
@@ -168,9 +177,10 @@ class GenericStorage(Storage):
         return found
 
     def find_file(self, path: str) -> FileInfo | None:
+        full = self._file(path)
         try:
             self._fs.invalidate_cache()
-            found = self._fs.info(self._full(path))
+            found = self._fs.info(full)
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -186,21 +196,31 @@ class GenericStorage(Storage):
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
         if end <= start:
             return b""
+        full = self._file(path)
         try:
-            data = bytes(self._fs.cat_file(self._full(path), start=start, end=end))
+            data = bytes(self._fs.cat_file(full, start=start, end=end))
         except Exception as error:
             raise self._translated(error, path) from error
         check_length(len(data), end - start, url=self.url_of(path), start=start)
         return data
 
     def read(self, path: str, *, version: str = "") -> bytes:
+        full = self._file(path)
         try:
-            return bytes(self._fs.cat_file(self._full(path)))
+            return bytes(self._fs.cat_file(full))
         except Exception as error:
             raise self._translated(error, path) from error
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, version: str = "") -> FileInfo:
-        full = self._full(path)
+    def write(
+        self,
+        path: str,
+        data: bytes | memoryview,
+        *,
+        exclusive: bool = False,
+        version: str = "",
+        durable: bool = True,
+    ) -> FileInfo:
+        full = self._file(path)
         if exclusive:
             self._require_exclusive_create()
         elif version and self._check_version(path, version) is None:
@@ -247,7 +267,7 @@ class GenericStorage(Storage):
         if self._check_version(path, version) is None:
             return False
         try:
-            self._fs.rm_file(self._full(path))
+            self._fs.rm_file(self._file(path))
         except FileNotFoundError:
             return False
         except Exception as error:
@@ -266,12 +286,6 @@ class GenericStorage(Storage):
                 self._fs.rmdir(self._full(path))
         except (StorageError, OSError, NotImplementedError):
             return
-
-    def now(self, *, may_write: bool) -> float:
-        if may_write:
-            with contextlib.suppress(StorageError):
-                return self.server_now()
-        return time.time()
 
     def server_now(self) -> float:
         name = f"clock.snapctl-tmp-{uuid.uuid4().hex[:12]}"

@@ -9,7 +9,8 @@ import os
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event
 
 from snapctl.errors import (
     InvalidPathError,
@@ -19,7 +20,17 @@ from snapctl.errors import (
     StorageError,
     UnavailableError,
 )
-from snapctl.storage.base import FileInfo, Listing, ScannedDir, Storage, check_length, check_relative_path, not_found
+from snapctl.storage.base import (
+    DeletedFiles,
+    FileIdentity,
+    FileInfo,
+    Listing,
+    ScannedDir,
+    Storage,
+    check_length,
+    check_relative_path,
+    not_found,
+)
 
 TEMPORARY_MARK = ".snapctl-tmp-"
 """Between the name of a file that is being written and a random id."""
@@ -93,6 +104,9 @@ class LocalStorage(Storage):
     def _full(self, path: str) -> str:
         return os.path.join(self.url, check_relative_path(path)) if path else self.url
 
+    def _file(self, path: str) -> str:
+        return self._full(check_relative_path(path))
+
     def list_dir(self, path: str = "") -> Listing:
         full = self._full(path)
         files: list[FileInfo] = []
@@ -112,7 +126,7 @@ class LocalStorage(Storage):
         files.sort(key=lambda file: file.path)
         return Listing(tuple(files), tuple(sorted(dirs)), frozenset(linked))
 
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         found: list[FileInfo] = []
         todo = [path]
         while todo:
@@ -144,13 +158,14 @@ class LocalStorage(Storage):
         try:
             with os.scandir(base) as entries:
                 for entry in entries:
-                    if entry.name in wanted_files:
-                        if not _is_dir(entry) and (info := _entry_info(entry, entry.name)) is not None:
+                    entry_name = entry.name
+                    if entry_name in wanted_files:
+                        if not _is_dir(entry) and (info := _entry_info(entry, entry_name)) is not None:
                             found.files.append(info)
-                    elif entry.name in wanted_dirs and _is_dir(entry):
+                    elif entry_name in wanted_dirs and _is_dir(entry):
                         with os.scandir(entry.path) as inside:
                             for item in inside:
-                                path = f"{entry.name}/{item.name}"
+                                path = f"{entry_name}/{item.name}"
                                 if not _is_dir(item) and (info := _entry_info(item, path)) is not None:
                                     found.files.append(info)
             if totals:
@@ -160,7 +175,7 @@ class LocalStorage(Storage):
         return found
 
     def find_file(self, path: str) -> FileInfo | None:
-        found = _find_quietly(self._full(path), path)
+        found = _find_quietly(self._file(path), path)
         if isinstance(found, StorageError):
             raise found
         return found
@@ -171,30 +186,33 @@ class LocalStorage(Storage):
         return {name: _find_quietly(f"{base}{check_relative_path(name)}/{path}", path) for name in names}
 
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
-        with self._open_blob(path, start, end) as descriptor:
+        with self._open_blob(path, start, end, version) as descriptor:
             data = bytearray(end - start)
-            _fill(descriptor, start, memoryview(data), self._full(path))
+            _fill(descriptor, start, memoryview(data), self._file(path))
             return bytes(data)
 
     def read_into(self, path: str, start: int, buffer: memoryview, *, version: str = "") -> None:
-        with self._open_blob(path, start, start + len(buffer)) as descriptor:
-            _fill(descriptor, start, buffer, self._full(path))
+        with self._open_blob(path, start, start + len(buffer), version) as descriptor:
+            _fill(descriptor, start, buffer, self._file(path))
 
     @contextlib.contextmanager
-    def _open_blob(self, path: str, start: int, end: int) -> Iterator[int]:
+    def _open_blob(self, path: str, start: int, end: int, version: str) -> Iterator[int]:
         """A descriptor of a file that reaches to `end`: no room is made for what a file does not hold."""
-        full = self._full(path)
+        full = self._file(path)
         self._check_confined(path)
         try:
             with _open_regular(full) as descriptor:
-                found_bytes = max(0, min(os.fstat(descriptor).st_size, end) - start)
+                found = os.fstat(descriptor)
+                if version and version != _version(found) and version != _version(os.lstat(full)):
+                    raise PreconditionError(f"{full}: is no longer the file that was listed", url=full)
+                found_bytes = max(0, min(found.st_size, end) - start)
                 check_length(found_bytes, end - start, url=full, start=start)
                 yield descriptor
         except OSError as error:
             raise translate_os_error(error, full) from error
 
     def read(self, path: str, *, version: str = "") -> bytes:
-        full = self._full(path)
+        full = self._file(path)
         try:
             with _open_regular(full) as descriptor, open(descriptor, "rb", closefd=False) as file:
                 return file.read()
@@ -207,16 +225,26 @@ class LocalStorage(Storage):
             full = os.path.join(full, part)
             if os.path.islink(full):
                 root = os.path.realpath(self.url)
-                if os.path.commonpath([root, os.path.realpath(self._full(path))]) != root:
-                    raise InvalidPathError(f"{self._full(path)}: leads out of {self.url} through a symbolic link")
+                if os.path.commonpath([root, os.path.realpath(self._file(path))]) != root:
+                    raise InvalidPathError(f"{self._file(path)}: leads out of {self.url} through a symbolic link")
                 return
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, version: str = "") -> FileInfo:
-        full = self._full(path)
+    def write(
+        self,
+        path: str,
+        data: bytes | memoryview,
+        *,
+        exclusive: bool = False,
+        version: str = "",
+        durable: bool = True,
+    ) -> FileInfo:
+        full = self._file(path)
+        if exclusive and not durable:
+            return self._create(path, data)
         temporary = temporary_name(full)
         try:
-            self._make_parents(path)
-            found = write_new_file(temporary, data)
+            self._make_parents(path, durable=durable)
+            found = write_new_file(temporary, data, durable=durable)
             try:
                 if exclusive:
                     found = self._link_exclusively(temporary, full, data, found)
@@ -235,8 +263,52 @@ class LocalStorage(Storage):
             if isinstance(error, OSError):
                 raise translate_os_error(error, full) from error
             raise
-        self.sync_dir(os.path.dirname(path))
+        if durable:
+            self.sync_dir(os.path.dirname(path))
         return _info(path, found, found)
+
+    def write_blob(self, path: str, data: bytes | memoryview, *, durable: bool = True) -> FileInfo:
+        full = self._file(path)
+        try:
+            self._make_parents(path, durable=False)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(full)  # never written into: it may be linked elsewhere, or be open in a reader
+            found = write_new_file(full, data, durable=durable)
+        except OSError as error:
+            raise translate_os_error(error, full) from error
+        return _info(path, found, found)
+
+    def _create(self, path: str, data: bytes | memoryview) -> FileInfo:
+        """Creates a file in one step, without waiting for the disk."""
+        full = self._file(path)
+        try:
+            self._make_parents(path)
+            write_new_file(full, data, durable=False)
+            found = os.lstat(full)  # over NFS the times are settled only when it is closed
+        except FileExistsError as error:
+            raise PreconditionError(f"{full}: exists already", url=full) from error
+        except OSError as error:
+            raise translate_os_error(error, full) from error
+        return _info(path, found, found)
+
+    def make_dir(self, *, durable: bool = True) -> None:
+        missing: list[str] = []
+        path = self.url
+        while not os.path.isdir(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        try:
+            for path in reversed(missing):
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(path)
+                    if durable:
+                        LocalStorage(os.path.dirname(path)).sync_dir()
+            if not os.path.isdir(self.url):
+                raise NotADirectoryError(errno.ENOTDIR, "not a directory")
+        except NotADirectoryError as error:
+            raise StorageError(f"{self.url}: is not a directory", url=self.url) from error
+        except OSError as error:
+            raise translate_os_error(error, self.url) from error
 
     def _link_exclusively(
         self, temporary: str, full: str, data: bytes | memoryview, found: os.stat_result
@@ -249,16 +321,17 @@ class LocalStorage(Storage):
             return write_new_file(full, data)
         return found
 
-    def _make_parents(self, path: str) -> None:
+    def _make_parents(self, path: str, *, durable: bool = True) -> None:
         """Makes the directories between this one and the file; never this one itself."""
         parts = path.split("/")[:-1]
         for depth in range(1, len(parts) + 1):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(os.path.join(self.url, *parts[:depth]))
-                self.sync_dir("/".join(parts[: depth - 1]))
+                if durable:
+                    self.sync_dir("/".join(parts[: depth - 1]))
 
     def delete(self, path: str, *, version: str = "") -> bool:
-        full = self._full(path)
+        full = self._file(path)
         try:
             if version:
                 _check_version(full, version)
@@ -268,6 +341,47 @@ class LocalStorage(Storage):
                 return False
             raise translate_os_error(error, full) from error
         return True
+
+    def delete_files(
+        self,
+        files: Sequence[FileInfo],
+        *,
+        stop: Event | None = None,
+        on_done: Callable[[int], None] | None = None,
+    ) -> DeletedFiles:
+        """As `Storage.delete_files`; symbolic links on the way to a file are not followed."""
+        result = DeletedFiles()
+        done = 0
+        with _OpenDirs(self.url) as open_dirs:
+            for number, file in enumerate(files):
+                if result.changed or (stop is not None and stop.is_set()):
+                    result.unfinished = len(files) - number
+                    break
+                self._delete_listed(file, open_dirs, result)
+                if on_done is not None and number % 64 == 63:
+                    on_done(number + 1 - done)
+                    done = number + 1
+        if on_done is not None and len(files) - result.unfinished > done:
+            on_done(len(files) - result.unfinished - done)
+        return result
+
+    def _delete_listed(self, file: FileInfo, open_dirs: _OpenDirs, result: DeletedFiles) -> None:
+        directory, _, name = file.path.rpartition("/")
+        try:
+            descriptor = open_dirs.descriptor(directory)
+            if _version(os.stat(name, dir_fd=descriptor, follow_symlinks=False)) != file.version:
+                result.changed.append(file.path)
+                return
+            os.unlink(name, dir_fd=descriptor)
+            result.deleted += 1
+            result.deleted_bytes += 0 if file.is_link else file.size_bytes
+        except FileNotFoundError:
+            result.gone += 1
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EISDIR):  # no longer the directory that was listed
+                result.changed.append(file.path)
+            else:
+                result.failed.append(translate_os_error(error, f"{self.url}/{file.path}"))
 
     def delete_empty_dirs(self, path: str = "") -> None:
         full = self._full(path)
@@ -284,11 +398,58 @@ class LocalStorage(Storage):
             finally:
                 os.close(descriptor)
 
-    def now(self, *, may_write: bool) -> float:
-        if may_write:
-            with contextlib.suppress(StorageError):
-                return self.server_now()
-        return time.time()
+    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
+        links: list[str] = []
+        todo = [path]
+        while todo:
+            directory = todo.pop()
+            with contextlib.suppress(OSError), os.scandir(self._full(directory)) as entries:
+                for entry in entries:
+                    name = f"{directory}/{entry.name}" if directory else entry.name
+                    if entry.is_symlink():
+                        links.append(name)
+                    elif deep and entry.is_dir(follow_symlinks=False):
+                        todo.append(name)
+        return sorted(links)
+
+    def identify(self, path: str = "") -> FileIdentity | None:
+        full = self._full(path)
+        try:
+            found = os.stat(full)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return None
+            raise translate_os_error(error, full) from error
+        return found.st_dev, found.st_ino
+
+    def identify_ancestors(self, path: str) -> list[FileIdentity]:
+        full = self._full(path)
+        found: list[FileIdentity] = []
+        try:
+            os.stat(full)
+            place = os.path.realpath(full)
+            while True:
+                seen = os.stat(place)
+                found.append((seen.st_dev, seen.st_ino))
+                if place == "/":
+                    return found
+                place = os.path.dirname(place)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return found
+            raise translate_os_error(error, full) from error
+
+    def delete_link(self, name: str) -> bool:
+        full = self._file(name)
+        try:
+            if not stat.S_ISLNK(os.lstat(full).st_mode):
+                raise PreconditionError(f"{full}: is no symbolic link", url=full)
+            os.unlink(full)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return False
+            raise translate_os_error(error, full) from error
+        return True
 
     def server_now(self) -> float:
         temporary = temporary_name(os.path.join(self.url, "clock"))
@@ -302,14 +463,47 @@ class LocalStorage(Storage):
             raise translate_os_error(error, self.url) from error
 
 
-def write_new_file(full: str, data: bytes | memoryview) -> os.stat_result:
+class _OpenDirs:
+    """Descriptors of the directories below one, opened without following links, as few as will do at a time."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._open: list[tuple[str, int]] = []
+
+    def __enter__(self) -> _OpenDirs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            os.close(self._open.pop()[1])
+
+    def descriptor(self, directory: str) -> int:
+        """Of a directory by its path; good until the next call."""
+        if self._open and self._open[-1][0] == directory:
+            return self._open[-1][1]
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        if not self._open:
+            self._open.append(("", os.open(self._root, flags)))
+        while (top := self._open[-1][0]) and top != directory and not directory.startswith(top + "/"):
+            os.close(self._open.pop()[1])
+        top, descriptor = self._open[-1]
+        rest = directory[len(top) :].strip("/")
+        for part in rest.split("/") if rest else ():
+            descriptor = os.open(part, flags | os.O_NOFOLLOW, dir_fd=descriptor)
+            top = f"{top}/{part}" if top else part
+            self._open.append((top, descriptor))
+        return descriptor
+
+
+def write_new_file(full: str, data: bytes | memoryview, *, durable: bool = True) -> os.stat_result:
     """Creates a file that must not exist, writes it, makes its content durable; removes it again on failure."""
     descriptor = os.open(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         view = memoryview(data).cast("B")
         while view:
             view = view[os.write(descriptor, view[: 1 << 30]) :]
-        os.fsync(descriptor)
+        if durable:
+            os.fsync(descriptor)
         return os.fstat(descriptor)
     except BaseException:
         os.unlink(full)

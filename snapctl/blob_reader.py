@@ -1,0 +1,173 @@
+"""Bytes out of the blobs of one checkpoint: looked up once, read in ranges, several at once, in the version found."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from typing import Any
+
+from snapctl.blob_file import BlobFile
+from snapctl.errors import (
+    DamagedError,
+    InvalidPathError,
+    PreconditionError,
+    ShortReadError,
+    StorageNotFoundError,
+)
+from snapctl.storage import FileInfo, Storage
+from snapctl.tensor_layout import Box
+
+LOCAL_READ_BYTES = 8 << 20
+REMOTE_READ_BYTES = 4 << 20
+"""The longest request: several at once are faster than one, and each is held twice for a moment."""
+REMOTE_GAP_BYTES = 64 << 10
+"""Reading over so many bytes in an object store is faster than asking twice. A local disk reads what it is asked."""
+
+
+class BlobReader:
+    """Reads blobs of one checkpoint.
+
+    Attributes:
+        bytes_read: what has come so far, gaps included.
+        read_bytes: the longest request.
+        gap_bytes: how many unneeded bytes are read over rather than asked around.
+    """
+
+    def __init__(self, storage: Storage, *, read_bytes: int | None = None) -> None:
+        is_local = storage.scheme == "file"
+        self.storage = storage
+        self.bytes_read = 0
+        self.read_bytes = read_bytes or (LOCAL_READ_BYTES if is_local else REMOTE_READ_BYTES)
+        self.gap_bytes = 0 if is_local else REMOTE_GAP_BYTES
+        self._jobs = max(2, storage.parallel_requests)
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+        self._files: dict[str, FileInfo | None] = {}
+        self._all_listed = False
+
+    def close(self) -> None:
+        """Ends its threads; what has not begun is cancelled."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    def use_listing(self, files: Iterable[FileInfo]) -> None:
+        """Takes a listing of the whole checkpoint instead of looking up blobs one by one."""
+        self._files = {file.path: file for file in files}
+        self._all_listed = True
+
+    def look_up(self, locations: Iterable[str]) -> Mapping[str, FileInfo | None]:
+        """What the storage says of blobs, None for one that is not there; asked once for each.
+
+        Raises:
+            StorageError: it could not be asked.
+        """
+        wanted = list(dict.fromkeys(locations))
+        unknown = [] if self._all_listed else [location for location in wanted if location not in self._files]
+        if unknown:
+            found = self.storage.find_files([location for location in unknown if _is_readable(location)])
+            self._files.update({location: found.get(location) for location in unknown})
+        return {location: self._files.get(location) for location in wanted}
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    def submit(self, call: Callable[..., None], *arguments: Any) -> Future[None]:
+        """Calls a function in one of the threads."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._jobs, thread_name_prefix="snapctl-read")
+        return self._pool.submit(call, *arguments)
+
+    def fetch(self, location: str, start: int, buffer: memoryview, entry: str) -> None:
+        """Fills a buffer with what begins at an offset of a blob that has been looked up.
+
+        Args:
+            entry: the manifest path of the entry that needs it.
+
+        Raises:
+            DamagedError: the blob is missing, short, or lies outside of the checkpoint.
+            PreconditionError: it is not the blob any more that was looked up.
+            StorageError: it could not be read.
+        """
+        found = self._files.get(location)
+        version = "" if found is None or found.is_link else found.version
+        try:
+            self.storage.read_into(location, start, buffer, version=version)
+        except ShortReadError as error:
+            raise DamagedError(
+                f"{entry}: {location} ends at byte {start + error.found_bytes}, and it needs {start + len(buffer)}",
+                kind="short-blob",
+                entry=entry,
+                blob=location,
+            ) from error
+        except InvalidPathError as error:
+            raise DamagedError(f"{entry}: {error.message}", kind="outside", entry=entry, blob=location) from error
+        except StorageNotFoundError as error:
+            if found is None:
+                raise missing_blob(entry, location) from error
+            url = self.storage.url_of(location)
+            raise PreconditionError(f"{url}: was replaced or deleted while it was being read", url=url) from error
+        with self._lock:
+            self.bytes_read += len(buffer)
+
+    def fill(self, location: str, start: int, buffer: memoryview, entry: str) -> None:
+        """As `fetch`, in requests of bounded size, several at once."""
+        step = self.read_bytes
+        wait_for(
+            [
+                self.submit(self.fetch, location, start + first, buffer[first : first + step], entry)
+                for first in range(0, len(buffer), step)
+            ]
+        )
+
+    def open(self, box: Box) -> BlobFile:
+        """The stretch of a blob that a box takes, as a file.
+
+        Raises:
+            DamagedError: the blob is missing or short.
+        """
+        found = self.look_up([box.location])[box.location]
+        problem = blob_problem(box, found)
+        if problem is not None:
+            raise problem
+        assert found is not None
+        end = box.byte_range[1] if box.byte_range is not None else found.size_bytes
+        return BlobFile(lambda start, buffer: self.fill(box.location, start, buffer, box.entry), box.start, end)
+
+
+def wait_for(futures: Sequence[Future[None]]) -> None:
+    """Until all are done; the first error cancels what has not begun, and is raised."""
+    try:
+        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        raise
+
+
+def blob_problem(box: Box, found: FileInfo | None) -> DamagedError | None:
+    """What is wrong with a box's blob as it was looked up: missing, or shorter than the box needs."""
+    if found is None:
+        return missing_blob(box.entry, box.location)
+    end = box.end
+    if end is None or found.size_bytes >= end:
+        return None
+    return DamagedError(
+        f"{box.entry}: {box.location} has {found.size_bytes} bytes, and it needs {end}",
+        kind="short-blob",
+        entry=box.entry,
+        blob=box.location,
+    )
+
+
+def missing_blob(entry: str, location: str) -> DamagedError:
+    """The error for a blob that is not there."""
+    return DamagedError(f"{entry}: {location} is not there", kind="missing-blob", entry=entry, blob=location)
+
+
+def _is_readable(location: str) -> bool:
+    return not any(part in ("", ".", "..") for part in location.split("/")) and "\0" not in location

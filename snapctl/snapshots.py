@@ -1,0 +1,41 @@
+"""One checkpoint, opened: where it lies and what its manifest says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from snapctl.checkpoints import Checkpoint, Place, find_latest, look_at_checkpoint, open_checkpoint, read_manifest
+from snapctl.manifest import Manifest
+from snapctl.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSnapshot:
+    """A checkpoint whose manifest has been read."""
+
+    storage: Storage
+    checkpoint: Checkpoint
+    manifest: Manifest
+    warnings: tuple[str, ...] = ()
+    """What was passed over on the way to it, and what is odd about it."""
+
+
+def open_snapshot(path: str, step: int | None = None, options: Mapping[str, Any] | None = None) -> OpenSnapshot:
+    """The checkpoint of a path; of a save directory the one of a step, or the latest.
+
+    Raises:
+        SaveDirNotFoundError, CheckpointNotFoundError: it is not there, or incomplete.
+        InvalidPathError: the wrong kind of path for `step`.
+        ManifestError: its manifest cannot be used.
+        StorageError: the storage did not let us look.
+    """
+    opened = open_checkpoint(path, step, options, allow_save_dir=True)
+    if isinstance(opened, Place):
+        latest = find_latest(opened)
+        passed_over = tuple(f"passed over: {message}" for message in (*latest.unparsable, *latest.not_looked_at))
+        storage = opened.storage.child(str(latest.checkpoint.step))
+        return OpenSnapshot(storage, latest.checkpoint, latest.manifest, passed_over + latest.checkpoint.warnings)
+    found = look_at_checkpoint(opened)
+    return OpenSnapshot(opened, found, read_manifest(opened), found.warnings)

@@ -1,0 +1,411 @@
+"""Tensors out of a checkpoint: only the bytes that are needed, in bounded memory, without the model and the ranks.
+
+`TensorReader` takes layouts (`snapctl.tensor_layout`), asks for what their blobs must hold, and fills arrays or hands
+out blocks of rows. Exporting, verifying and restoring stand on it; `snapctl.read_tensor` is the function for users.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from snapctl.blob_reader import BlobReader, blob_problem, wait_for
+from snapctl.dtypes import QUANTIZED_DTYPES, bits, numpy_dtype
+from snapctl.errors import DamagedError, InvalidOptionError, UnsupportedEntryError
+from snapctl.manifest import ObjectEntry
+from snapctl.read_plan import BoxIndex, Read, Span, cut_into_blocks, merge_spans, plan_box
+from snapctl.storage import FileInfo, Storage
+from snapctl.tensor_blocks import Arena, Array, Block, PlannedBlock, as_buffer, iter_batches, part_of, slices_of
+from snapctl.tensor_layout import RAW_SERIALIZER, TORCH_SERIALIZERS, Box, TensorLayout
+from snapctl.tiling import Region
+from snapctl.torch_decoding import (
+    decode_quantized,
+    import_torch,
+    join_quantized,
+    load_object,
+    load_tensor,
+    numpy_to_torch,
+    torch_dtype,
+    torch_elements,
+    torch_to_numpy,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+BATCH_BYTES = 32 << 20
+"""What is under way at a time in `TensorReader.iter_blocks`; two batches are held."""
+DECODED_CACHE_BYTES = 64 << 20
+
+_Batch = tuple[list[PlannedBlock], list[Array], list["Future[None]"]]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    """A part of a tensor, and the array that it goes into."""
+
+    layout: TensorLayout
+    region: Region
+    """``(offsets, sizes)`` in the tensor."""
+    out: Array
+    """Of the region's shape, any strides; its dtype has the width of the tensor's, and takes the bits as they are."""
+
+
+class TensorReader:
+    """Reads tensors of one checkpoint. May be used from one thread; it uses several itself.
+
+    Blobs are looked up once (`look_up`), and on GCS read in the generation that was found then.
+    """
+
+    def __init__(self, storage: Storage, *, batch_bytes: int = BATCH_BYTES) -> None:
+        self._blobs = BlobReader(storage)
+        self._blobs.read_bytes = min(self._blobs.read_bytes, batch_bytes)
+        self._batch_bytes = batch_bytes
+        self._indexes: dict[int, tuple[TensorLayout, BoxIndex]] = {}
+        self._decoded: OrderedDict[tuple[str, int], torch.Tensor] = OrderedDict()
+
+    @property
+    def bytes_read(self) -> int:
+        """What has come from blobs so far, gaps included."""
+        return self._blobs.bytes_read
+
+    def __enter__(self) -> TensorReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends its threads; what has not begun is cancelled."""
+        self._blobs.close()
+
+    # -- blobs -------------------------------------------------------------------------------------------------
+
+    def use_listing(self, files: Iterable[FileInfo]) -> None:
+        """Takes a listing of the whole checkpoint instead of looking up blobs one by one."""
+        self._blobs.use_listing(files)
+
+    def look_up(self, locations: Iterable[str]) -> Mapping[str, FileInfo | None]:
+        """What the storage says of blobs, None for one that is not there; asked once for each.
+
+        Raises:
+            StorageError: it could not be asked.
+        """
+        return self._blobs.look_up(locations)
+
+    def find_blob_problems(self, layouts: Iterable[TensorLayout], region: Region | None = None) -> list[DamagedError]:
+        """What is missing of the blobs that tensors need, without reading any.
+
+        Args:
+            region: only the boxes that share elements with it.
+
+        Raises:
+            StorageError: the storage could not be asked.
+        """
+        boxes = [box for layout in layouts for box in self._needed(layout, region)]
+        files = self.look_up(box.location for box in boxes)
+        return [problem for box in boxes if (problem := blob_problem(box, files[box.location])) is not None]
+
+    def check(self, layouts: Iterable[TensorLayout], region: Region | None = None) -> None:
+        """Raises the first of `find_blob_problems`."""
+        for problem in self.find_blob_problems(layouts, region):
+            raise problem
+
+    def _needed(self, layout: TensorLayout, region: Region | None) -> Iterator[Box]:
+        if region is None or layout.shape is None or not layout.is_raw:
+            yield from layout.needed_boxes
+        else:
+            yield from (box for box, _ in self._index(layout).find(region))
+
+    def _index(self, layout: TensorLayout) -> BoxIndex:
+        held = self._indexes.get(id(layout))
+        if held is None:
+            if len(self._indexes) > 256:
+                self._indexes.clear()
+            held = self._indexes[id(layout)] = (layout, BoxIndex(layout))
+        return held[1]
+
+    # -- whole arrays ------------------------------------------------------------------------------------------
+
+    def read(self, layout: TensorLayout, rows: tuple[int, int] | None = None) -> Array:
+        """A tensor, or some of its rows, as a numpy array of its own (ml_dtypes for bfloat16 and float8).
+
+        Raises:
+            DamagedError: a blob is missing, short, or cannot be decoded; nothing was allocated for what is not there.
+            UnsupportedEntryError: numpy has no such dtype, or the serializer is not known.
+            RefusedError: it would have to be unpickled. MissingExtraError: it needs torch.
+            InvalidOptionError: there are no such rows.
+            StorageError: it could not be read.
+        """
+        known = self.learn(layout)
+        region = region_of_rows(known, rows)
+        self.check([known], region)
+        out = np.empty(region[1], numpy_dtype(known.dtype or ""))
+        self.read_into([ReadRequest(known, region, out)])
+        return out
+
+    def read_into(self, requests: Sequence[ReadRequest]) -> None:
+        """Fills arrays, with as few requests as the bounds allow, several at once.
+
+        Nothing is checked beforehand but what `look_up` must ask anyway; a blob that is missing or short raises.
+
+        Raises:
+            DamagedError, UnsupportedEntryError, RefusedError, MissingExtraError, StorageError: as `read`.
+        """
+        self.look_up(box.location for request in requests for box in self._needed(request.layout, request.region))
+        targets = [_checked_bits(request) for request in requests]
+        reads = self._plan([(request.layout, request.region) for request in requests])
+        wait_for(self._submit(reads, targets))
+        for request, target in zip(requests, targets, strict=True):
+            if not request.layout.is_raw:
+                self._copy_decoded(request.layout, request.region, target)
+
+    def _plan(self, parts: Sequence[tuple[TensorLayout, Region]]) -> list[Read]:
+        """The requests for the raw boxes of parts of tensors."""
+        spans: list[Span] = []
+        for number, (layout, region) in enumerate(parts):
+            item_bytes = layout.item_bytes
+            if item_bytes is None:
+                continue
+            for box, shared in self._index(layout).find(region):
+                if box.serializer == RAW_SERIALIZER:
+                    spans += plan_box(
+                        box,
+                        shared,
+                        number,
+                        region,
+                        item_bytes,
+                        gap_bytes=self._blobs.gap_bytes,
+                        read_bytes=self._blobs.read_bytes,
+                    )
+        return merge_spans(spans, gap_bytes=self._blobs.gap_bytes, read_bytes=self._blobs.read_bytes)
+
+    # -- blocks ------------------------------------------------------------------------------------------------
+
+    def iter_blocks(self, parts: Iterable[tuple[TensorLayout, Region]]) -> Iterator[Block]:
+        """Parts of tensors in blocks that follow each other in row-major order, part after part.
+
+        While a block is looked at the next ones are being read. Memory: two batches (`BATCH_BYTES`), whatever the
+        sizes and the sharding; tensors that are not raw take their own size besides.
+
+        Args:
+            parts: tensors whose dtype and shape are known (see `learn`), with the region that is wanted.
+
+        Raises:
+            DamagedError, UnsupportedEntryError, RefusedError, MissingExtraError, StorageError: as `read`.
+        """
+        batches = iter_batches(self._blocks(parts), self._batch_bytes)
+        arenas = [Arena(), Arena()]
+        waiting: _Batch | None = None
+        try:
+            for number, batch in enumerate(itertools.chain(batches, [None])):
+                begun = None if batch is None else self._begin(batch, arenas[number % 2])
+                if waiting is not None:
+                    planned, arrays, futures = waiting
+                    waiting = begun
+                    wait_for(futures)
+                    for item, array in zip(planned, arrays, strict=True):
+                        yield Block(item.index, item.region, self._finished(item, array))
+                else:
+                    waiting = begun
+        finally:
+            if waiting is not None:
+                for future in waiting[2]:
+                    future.cancel()
+
+    def _blocks(self, parts: Iterable[tuple[TensorLayout, Region]]) -> Iterator[PlannedBlock]:
+        for index, (layout, region) in enumerate(parts):
+            dtype = numpy_dtype(layout.dtype or "")
+            if not layout.is_raw:
+                yield PlannedBlock(index, layout, region, dtype)
+                continue
+            for part in cut_into_blocks(region, dtype.itemsize, self._batch_bytes):
+                yield PlannedBlock(index, layout, part, dtype)
+
+    def _begin(self, batch: list[PlannedBlock], arena: Arena) -> _Batch:
+        raw = [item for item in batch if item.layout.is_raw]
+        self.look_up(box.location for item in raw for box in self._needed(item.layout, item.region))
+        arrays = arena.arrays(batch)
+        targets = [bits(array) for item, array in zip(batch, arrays, strict=True) if item.layout.is_raw]
+        reads = self._plan([(item.layout, item.region) for item in raw])
+        return batch, arrays, self._submit(reads, targets)
+
+    def _finished(self, item: PlannedBlock, array: Array) -> Array:
+        if item.layout.is_raw:
+            return array
+        if len(item.layout.boxes) == 1:
+            box = item.layout.boxes[0]
+            part = part_of(self._decoded_array(item.layout, box), item.region, box.offsets)
+            return np.ascontiguousarray(part).reshape(item.region[1])
+        whole = np.empty(item.region[1], item.dtype)
+        self.read_into([ReadRequest(item.layout, item.region, whole)])
+        return whole
+
+    # -- decoding ----------------------------------------------------------------------------------------------
+
+    def learn(self, layout: TensorLayout) -> TensorLayout:
+        """The layout with dtype and shape, which for snapshots of 0.0.x have to be taken from a blob.
+
+        Raises:
+            DamagedError, UnsupportedEntryError, RefusedError, MissingExtraError, StorageError: as `read`.
+        """
+        if layout.dtype is not None and layout.shape is not None:
+            return layout
+        boxes = layout.boxes
+        tensor = self._decode(boxes[0], layout)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if layout.shape is not None:
+            return replace(layout, dtype=dtype, boxes=tuple(replace(box, dtype=dtype) for box in boxes))
+        shape = tuple(tensor.shape)
+        only = replace(boxes[0], dtype=dtype, offsets=(0,) * len(shape), sizes=shape)
+        return replace(layout, dtype=dtype, shape=shape, boxes=(only,))
+
+    def read_torch(self, layout: TensorLayout, rows: tuple[int, int] | None = None) -> torch.Tensor:
+        """A tensor of any kind, or some of its rows, as a torch tensor with a storage of just its size.
+
+        Raises:
+            As `read`; MissingExtraError without torch, whatever the tensor.
+        """
+        torch_module = import_torch(layout.entry)
+        known = self.learn(layout)
+        region = region_of_rows(known, rows)
+        self.check([known], region)
+        if len(known.boxes) == 1 and not known.is_raw and known.boxes[0].needs_blob:
+            whole = self._decode(known.boxes[0], known)
+            self._decoded.pop(_place(known.boxes[0]), None)  # it is the caller's now
+            return whole if region[1] == known.shape else whole[region[0][0] : region[0][0] + region[1][0]].clone()
+        if known.dtype in QUANTIZED_DTYPES:
+            parts = [(self._decode(box, known), shared) for box, shared in self._index(known).find(region)]
+            return join_quantized(parts, region, known.dtype, entry=known.entry)
+        out: torch.Tensor = torch_module.empty(region[1], dtype=torch_dtype(known.dtype or ""))
+        if known.is_raw and out.numel():
+            self.read_into([ReadRequest(known, region, torch_elements(out))])
+        elif out.numel():
+            for box, shared in self._index(known).find(region):
+                out[slices_of(shared, region[0])] = self._decode(box, known)[slices_of(shared, box.offsets)]
+        return out
+
+    def read_object(self, manifest_path: str, entry: ObjectEntry) -> Any:
+        """What a blob of ``torch.save`` holds, weights-only.
+
+        Raises:
+            DamagedError, RefusedError, MissingExtraError, StorageError: as `read`.
+        """
+        if entry.serializer != "torch_save":
+            raise UnsupportedEntryError(f"{manifest_path}: serializer {entry.serializer!r} is not known")
+        box = Box(manifest_path, (), (), entry.location, entry.serializer, None)
+        with self._blobs.open(box) as file:
+            return load_object(file, entry=manifest_path, blob=entry.location, obj_type=entry.obj_type)
+
+    def _copy_decoded(self, layout: TensorLayout, region: Region, target: Array) -> None:
+        for box, shared in self._index(layout).find(region):
+            if box.serializer == RAW_SERIALIZER:
+                continue
+            part = bits(self._decoded_array(layout, box))
+            part_of(target, shared, region[0])[...] = part_of(part, shared, box.offsets)
+
+    def _decoded_array(self, layout: TensorLayout, box: Box) -> Array:
+        if not box.needs_blob:
+            return np.empty(box.sizes, numpy_dtype(layout.dtype or ""))
+        return torch_to_numpy(self._decode(box, layout), entry=box.entry)
+
+    def _decode(self, box: Box, layout: TensorLayout) -> torch.Tensor:
+        """A box that only torch can decode. The last ones are kept, as far as they are small."""
+        place = _place(box)
+        found = self._decoded.get(place)
+        if found is None:
+            found = self._decode_now(box)
+            self._decoded[place] = found
+            while len(self._decoded) > 1 and sum(map(_tensor_bytes, self._decoded.values())) > DECODED_CACHE_BYTES:
+                self._decoded.popitem(last=False)
+        dtype = str(found.dtype).removeprefix("torch.")
+        if (layout.dtype or dtype) != dtype or (layout.shape is not None and tuple(found.shape) != box.sizes):
+            raise DamagedError(
+                f"{box.entry}: {box.location} holds {dtype} {list(found.shape)}, and the manifest says "
+                f"{layout.dtype or 'any dtype'} {list(box.sizes)}",
+                kind="size-mismatch",
+                entry=box.entry,
+                blob=box.location,
+            )
+        return found
+
+    def _decode_now(self, box: Box) -> torch.Tensor:
+        if box.serializer == RAW_SERIALIZER:
+            raw: Array = np.empty(box.sizes, numpy_dtype(box.dtype or ""))
+            self._blobs.fill(box.location, box.start, as_buffer(raw), box.entry)
+            return numpy_to_torch(raw, box.dtype or "")
+        if box.serializer not in TORCH_SERIALIZERS:
+            raise UnsupportedEntryError(f"{box.entry}: serializer {box.serializer!r} is not known")
+        with self._blobs.open(box) as file:
+            if box.serializer == "torch_save":
+                return load_tensor(file, entry=box.entry, blob=box.location)
+            data = memoryview(file.readall())
+        return decode_quantized(data, box.sizes, box.dtype or "", box.serializer, entry=box.entry, blob=box.location)
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    def _submit(self, reads: Sequence[Read], targets: Sequence[Array]) -> list[Future[None]]:
+        return [self._blobs.submit(self._carry_out, read, targets) for read in reads]
+
+    def _carry_out(self, read: Read, targets: Sequence[Array]) -> None:
+        first = read.spans[0]
+        if len(read.spans) == 1 and first.is_contiguous:
+            place = _place_in(targets[first.target], first)
+            if place.flags.c_contiguous:
+                self._blobs.fetch(read.location, read.start, as_buffer(place), first.entry)
+                return
+        buffer: Array = np.empty(read.end - read.start, np.uint8)
+        self._blobs.fetch(read.location, read.start, as_buffer(buffer), first.entry)
+        for span in read.spans:
+            target = targets[span.target]
+            source: Array = np.ndarray(span.sizes, target.dtype, buffer.data, span.start - read.start, span.strides)
+            _place_in(target, span)[...] = source
+
+
+def region_of_rows(layout: TensorLayout, rows: tuple[int, int] | None = None) -> Region:
+    """The region of some rows of a tensor whose shape is known, or of all of it.
+
+    Raises:
+        InvalidOptionError: there are no such rows, or it has no dimension 0.
+    """
+    shape = layout.shape
+    if shape is None:
+        raise UnsupportedEntryError(f"{layout.entry}: its shape is not known")
+    if rows is None:
+        return (0,) * len(shape), shape
+    start, stop = rows
+    if not shape:
+        raise InvalidOptionError(f"{layout.path}: is a scalar: it has no rows")
+    if not 0 <= start <= stop <= shape[0]:
+        raise InvalidOptionError(f"{layout.path}: no rows {start}:{stop}: it has {shape[0]}")
+    return (start,) + (0,) * (len(shape) - 1), (stop - start, *shape[1:])
+
+
+def _checked_bits(request: ReadRequest) -> Array:
+    layout, out = request.layout, request.out
+    if tuple(out.shape) != request.region[1] or out.dtype.itemsize != layout.item_bytes:
+        raise ValueError(
+            f"{layout.path}: {request.region[1]} of {layout.dtype} do not go into {out.shape} of {out.dtype}"
+        )
+    return bits(out)
+
+
+def _place(box: Box) -> tuple[str, int]:
+    return box.location, box.start
+
+
+def _place_in(target: Array, span: Span) -> Array:
+    return part_of(target, (span.offsets, span.sizes), (0,) * len(span.offsets))
+
+
+def _tensor_bytes(tensor: torch.Tensor) -> int:
+    return int(tensor.numel() * tensor.element_size())
