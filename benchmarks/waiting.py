@@ -113,8 +113,8 @@ def follower() -> None:
         loop = f"for _ in $(seq {SECONDS}); do ls -d {root}/*/.snapshot_metadata > /dev/null; sleep 1; done"
         theirs = cpu_of(["sh", "-c", loop])
         print(
-            f"follower, {CHECKPOINTS} local checkpoints, a look a second, {SECONDS} s: {100 * ours / SECONDS:.2f} % of a "
-            f"core (start-up {start:.2f} s apart); a shell loop over ls -d: {100 * theirs / SECONDS:.2f} % "
+            f"follower, {CHECKPOINTS} local checkpoints, a look a second, {SECONDS} s: {100 * ours / SECONDS:.2f} % of "
+            f"a core (start-up {start:.2f} s apart); a shell loop over ls -d: {100 * theirs / SECONDS:.2f} % "
             f"= {ours / theirs:.2f} ×"
         )
 

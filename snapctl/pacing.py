@@ -40,18 +40,6 @@ class Pace:
     """Is told what is waited for."""
 
 
-def format_duration(seconds: float) -> str:
-    """``1d12h``, ``30m``, ``0.5s``: as the command line takes it, where it is a whole number of seconds."""
-    if seconds != int(seconds) or seconds < 1:
-        return f"{seconds:g}s"
-    parts, rest = [], int(seconds)
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        count, rest = divmod(rest, size)
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts)
-
-
 class Rounds:
     """The rounds of one wait: ``for _ in rounds: with rounds.looking(): …``, which ends after the last look.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from snapctl.checkpoints import Checkpoint, look_at_checkpoint, read_manifest
+from snapctl.durations import format_duration
 from snapctl.errors import (
     CheckpointNotFoundError,
     DeadlineError,
@@ -19,7 +20,7 @@ from snapctl.errors import (
 )
 from snapctl.manifest import MANIFEST_NAME
 from snapctl.markers import MARKER_DIR, check_partition, marker_path, partition_of_marker
-from snapctl.pacing import Pace, Rounds, format_duration
+from snapctl.pacing import Pace, Rounds
 from snapctl.storage import FileInfo, Storage
 from snapctl.watching import Look, Watch
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapctl.errors import BucketNotFoundError, CredentialsError, PermissionDeniedError, UnavailableError
-from snapctl.pacing import Pace, Rounds, format_duration
+from snapctl.pacing import Pace, Rounds
 from snapctl.storage.base import seconds_left
 from tests.support.clock import FakeClock
 
@@ -137,11 +137,3 @@ def test_a_single_look_and_an_endless_wait_are_not_cut(timeout: float | None) ->
         with rounds.looking():
             assert seconds_left() is None
         break
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(1800, "30m"), (1, "1s"), (90061, "1d1h1m1s"), (0, "0s"), (0.5, "0.5s"), (7200, "2h"), (1.5, "1.5s")],
-)
-def test_durations_are_said_as_the_command_line_takes_them(seconds: float, text: str) -> None:
-    assert format_duration(seconds) == text
