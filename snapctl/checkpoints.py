@@ -396,7 +396,7 @@ def _without_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[
 def _read_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[[], Storage], now: float) -> Checkpoint:
     """Reads the small files of a checkpoint, as far as there are any."""
     markers = {m.partition: m for m in found.markers}
-    claims = _ruling_claims(entry.files)
+    claims = _claims_by_partition(entry.files)
     interesting = [file for file in entry.files if _is_worth_reading(file)]
     if not interesting and not claims:
         return found
@@ -405,25 +405,47 @@ def _read_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[[],
     try:
         for file in interesting:
             partition = partition_of_marker(file.path)
-            if partition is not None:
-                marker = parse_marker(partition, storage.read(file.path))
-                markers[partition] = marker
+            if partition is None and file.path != PIN_NAME:
+                if found.state == "complete":
+                    found = _with_record(found, storage, file, now, warnings)
+                continue
+            data = _read_if_there(storage, file.path)
+            if partition is None:
+                found = msgspec.structs.replace(found, pin=None if data is None else parse_pin(data))
+            elif data is None:
+                del markers[partition]
+            else:
+                marker = markers[partition] = parse_marker(partition, data)
                 if marker.problem:
                     warnings.append(f"{found.path}: {marker.problem}")
-            elif file.path == PIN_NAME:
-                found = msgspec.structs.replace(found, pin=parse_pin(storage.read(file.path)))
-            elif found.state == "complete":
-                found = _with_record(found, storage, file, now, warnings)
-        ruling = tuple(
-            parse_claim(partition, number, storage.read(file.path), file.modified_at)
-            for partition, (number, file) in sorted(claims.items())
-        )
+        ruling = [_read_ruling_claim(storage, partition, files) for partition, files in sorted(claims.items())]
     except StorageNotFoundError:
-        return found  # it, or a part of it, vanished between the listing and the look
+        return found  # it vanished between the listing and the look
     except StorageError as error:
         return msgspec.structs.replace(found, state="unreadable", problem=error.message, warnings=tuple(warnings))
-    ordered = tuple(markers[partition] for partition in sorted(markers))
-    return msgspec.structs.replace(found, markers=ordered, claims=ruling, warnings=tuple(warnings))
+    return msgspec.structs.replace(
+        found,
+        markers=tuple(markers[partition] for partition in sorted(markers)),
+        claims=tuple(claim for claim in ruling if claim is not None),
+        warnings=tuple(warnings),
+    )
+
+
+def _read_if_there(storage: Storage, path: str) -> bytes | None:
+    """A file that somebody may have removed since it was listed: a mark, a pin, a claim that was taken back."""
+    try:
+        return storage.read(path)
+    except StorageNotFoundError:
+        return None
+
+
+def _read_ruling_claim(storage: Storage, partition: str, files: Mapping[int, FileInfo]) -> Claim | None:
+    """The claim with the highest number among those that are still there."""
+    for number in sorted(files, reverse=True):
+        data = _read_if_there(storage, files[number].path)
+        if data is not None:
+            return parse_claim(partition, number, data, files[number].modified_at)
+    return None
 
 
 def _is_worth_reading(file: FileInfo) -> bool:
@@ -432,13 +454,13 @@ def _is_worth_reading(file: FileInfo) -> bool:
     return file.path in (PIN_NAME, SAVE_RECORD_PATH) or partition_of_marker(file.path) is not None
 
 
-def _ruling_claims(files: Iterable[FileInfo]) -> dict[str, tuple[int, FileInfo]]:
-    ruling: dict[str, tuple[int, FileInfo]] = {}
+def _claims_by_partition(files: Iterable[FileInfo]) -> dict[str, dict[int, FileInfo]]:
+    claims: dict[str, dict[int, FileInfo]] = {}
     for file in files:
         named = claim_of_path(file.path)
-        if named is not None and named[1] >= ruling.get(named[0], (-1, file))[0]:
-            ruling[named[0]] = (named[1], file)
-    return ruling
+        if named is not None:
+            claims.setdefault(named[0], {})[named[1]] = file
+    return claims
 
 
 def _with_record(found: Checkpoint, storage: Storage, file: FileInfo, now: float, warnings: list[str]) -> Checkpoint:
