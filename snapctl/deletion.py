@@ -292,6 +292,8 @@ class Deleter:
             raise _Stop(_GONE) from None
         if found.state == "unreadable":
             return f"could not be looked at: {found.problem}"
+        if found.unread:
+            return f"could not be looked at: {found.unread[0]}"
         if _version(found.manifest) != _version(row.checkpoint.manifest):
             if found.manifest is None:
                 raise _Stop(_GONE)

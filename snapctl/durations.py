@@ -6,7 +6,7 @@ import re
 
 from snapctl.errors import InvalidOptionError
 
-_DURATION = re.compile(r"(?:(\d+)w)?(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
+_DURATION = re.compile(r"(?:(\d{1,15})w)?(?:(\d{1,15})d)?(?:(\d{1,15})h)?(?:(\d{1,15})m)?(?:(\d{1,15})s)?", re.ASCII)
 _UNIT_SECONDS = (604800, 86400, 3600, 60, 1)
 
 
@@ -20,7 +20,7 @@ def parse_duration(text: str, *, name: str, zero_ok: bool = False) -> float:
     if text == "0" and zero_ok:
         return 0.0
     if match is None or not any(match.groups()):
-        raise InvalidOptionError(f"{name} takes a duration such as 30s, 15m, 2h or 1d12h, not {text!r}")
+        raise InvalidOptionError(f"{name} takes a duration such as 30s, 15m, 2h or 1d12h, not {text[:40]!r}")
     parts = zip(match.groups(), _UNIT_SECONDS, strict=True)
     seconds = float(sum(int(number) * unit for number, unit in parts if number))
     if seconds == 0 and not zero_ok:

@@ -64,13 +64,6 @@ class Pin(msgspec.Struct, frozen=True):
     pinned_at: float | None = None
 
 
-class _MarkerBody(msgspec.Struct):
-    partition: str | None = None
-    finished_at: str | None = None
-    metrics: dict[str, float | int | bool | str | None] = {}
-    host: str | None = None
-
-
 class _ClaimBody(msgspec.Struct):
     owner: str
     nonce: str
@@ -83,21 +76,27 @@ class _PinBody(msgspec.Struct):
     pinned_at: str | None = None
 
 
+def is_partition(name: str) -> bool:
+    """Whether it can be the name of a partition: 1 to 200 bytes of UTF-8 without ``/``, control characters or a
+    leading dot."""
+    if name.startswith(".") or "/" in name or any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
+        return False
+    try:
+        return 1 <= len(name.encode()) <= 200
+    except UnicodeEncodeError:
+        return False
+
+
 def check_partition(partition: str) -> str:
-    """Returns the name of a partition that can stand in the name of a file.
+    """Returns the name of a partition.
 
     Raises:
-        InvalidOptionError: it is not 1 to 200 bytes of UTF-8 without ``/``, control characters or a leading dot.
+        InvalidOptionError: it cannot be one (see `is_partition`).
     """
-    try:
-        size = len(partition.encode())
-    except UnicodeEncodeError as error:
-        raise InvalidOptionError(f"a partition's name is UTF-8: {partition!r}") from error
-    if not 1 <= size <= 200:
-        raise InvalidOptionError(f"a partition's name is 1 to 200 bytes long, not {size}: {partition[:60]!r}")
-    if partition.startswith(".") or "/" in partition or any(ord(c) < 32 or 127 <= ord(c) < 160 for c in partition):
+    if not is_partition(partition):
         raise InvalidOptionError(
-            f"a partition's name has no '/', no control characters and no leading dot: {partition!r}"
+            "a partition's name has 1 to 200 bytes of UTF-8, no '/', no control characters and no leading dot: "
+            f"{partition[:60]!r}"
         )
     return partition
 
@@ -118,7 +117,7 @@ def partition_of_marker(path: str) -> str | None:
     if directory != MARKER_DIR or "/" in name:
         return None
     match = _MARKER.fullmatch(name)
-    return match.group(1) if match else None
+    return match.group(1) if match and is_partition(match.group(1)) else None
 
 
 def claim_of_path(path: str) -> tuple[str, int] | None:
@@ -131,24 +130,43 @@ def claim_of_path(path: str) -> tuple[str, int] | None:
 
 
 def parse_marker(partition: str, data: bytes) -> Marker:
-    """A marker from its content. An empty one, and one that does not parse, mean that the partition is done."""
+    """A marker from its content. An empty one, and one that does not parse, mean that the partition is done.
+
+    Each field is taken as far as it makes sense; `Marker.problem` says what was not.
+    """
     if not data.strip():
         return Marker(partition)
+    problems: list[str] = []
     try:
-        body = msgspec.json.decode(data, type=_MarkerBody)
-        metrics = {name: _metric(name, value) for name, value in body.metrics.items()}
-        return Marker(partition, parse_time(body.finished_at), metrics, body.host)
+        body = json.loads(data)  # the standard library's: other writers leave NaN literals
     except (ValueError, RecursionError) as error:
-        return Marker(partition, problem=f"the marker of {partition!r} is not what snapctl writes: {error}")
+        body, problems = {}, [str(error)]
+    if not isinstance(body, dict):
+        body, problems = {}, ["no mapping"]
+    metrics: dict[str, float] = {}
+    found = body.get("metrics") or {}
+    for name, value in found.items() if isinstance(found, dict) else ():
+        try:
+            metrics[name] = _metric(name, value)
+        except (ValueError, OverflowError) as error:
+            problems.append(str(error))
+    finished_at = body.get("finished_at")
+    try:
+        seconds = parse_time(finished_at)
+    except ValueError:
+        seconds, problems = None, [*problems, f"not a time: {str(finished_at)[:40]!r}"]
+    host = body.get("host")
+    problem = f"the marker of {partition!r} is not what snapctl writes: {'; '.join(problems)}" if problems else None
+    return Marker(partition, seconds, metrics, host if isinstance(host, str) else None, problem)
 
 
-def _metric(name: str, value: float | bool | str | None) -> float:
+def _metric(name: str, value: object) -> float:
     if isinstance(value, str) and value in _NON_FINITE:
         return _NON_FINITE[value]
     if value is None:  # what JSON libraries make of NaN
         return math.nan
-    if isinstance(value, bool | str):
-        raise ValueError(f"the metric {name!r} is no number: {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"the metric {name!r} is no number: {str(value)[:40]!r}")
     return float(value)
 
 
@@ -235,5 +253,8 @@ def parse_time(text: str | None) -> float | None:
     """
     if text is None:
         return None
-    found = msgspec.convert(text, type=datetime)
+    try:
+        found = msgspec.convert(text, type=datetime)
+    except OverflowError as error:
+        raise ValueError(f"not a time: {text!r}") from error
     return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()

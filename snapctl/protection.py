@@ -70,7 +70,8 @@ class Subject(msgspec.Struct, frozen=True):
 
     @property
     def was_not_looked_at(self) -> bool:
-        return self.checkpoint.state == "unreadable" or self.manifest_state == "not-looked-at"
+        found = self.checkpoint
+        return found.state == "unreadable" or bool(found.unread) or self.manifest_state == "not-looked-at"
 
     @property
     def is_half_deleted(self) -> bool:
@@ -93,6 +94,7 @@ def always_kept(subject: Subject, clock: Clock) -> list[str]:
     reasons = []
     if checkpoint.state == "unreadable":
         reasons.append(f"could not be looked at: {checkpoint.problem}")
+    reasons += [f"could not be looked at: {problem}" for problem in checkpoint.unread]
     if subject.manifest_state == "not-looked-at":
         reasons.append(f"could not be looked at: {subject.problem}")
     elif subject.manifest_state in ("cut-off", "unusable"):

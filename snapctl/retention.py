@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from snapctl.checkpoints import Checkpoint, State
 from snapctl.durations import format_duration
 from snapctl.markers import format_time
-from snapctl.metrics import MetricSpec, metric_value, rank_by_metric
+from snapctl.metrics import MetricSpec, metric_value, names_partition, rank_by_metric
 from snapctl.policy import Period, Policy
 from snapctl.protection import (
     Clock,
@@ -434,7 +434,9 @@ def _apply_metric_rules(kept: _Kept, policy: Policy) -> None:
 
 
 def _unscored(subjects: Iterable[Subject], metric: MetricSpec) -> Iterator[Subject]:
-    return (subject for subject in subjects if metric_value(subject.checkpoint, metric) is None)
+    candidates = list(subjects)
+    named = names_partition((subject.checkpoint for subject in candidates), metric)
+    return (item for item in candidates if metric_value(item.checkpoint, metric, named=named) is None)
 
 
 # -- guards ----------------------------------------------------------------------------------------------------------

@@ -291,7 +291,7 @@ class Search:
         if seen.state == "unreadable":
             self._rounds.say_once(f"its markers could not be read: {seen.problem}")
             return found
-        for warning in seen.warnings:
+        for warning in (*seen.warnings, *seen.unread):
             self._rounds.say_once(warning)
         return seen
 

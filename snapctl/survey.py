@@ -133,5 +133,5 @@ def _with_announcement(subject: Subject, storage: Storage) -> Subject:
 def _not_looked_at(subject: Subject, error: StorageError) -> Subject:
     if subject.checkpoint.state == "complete":
         return replace(subject, manifest_state="not-looked-at", problem=error.message)
-    unreadable = replace(subject.checkpoint, state="unreadable", problem=error.message)
+    unreadable = replace(subject.checkpoint, state="unreadable", error=error)
     return replace(subject, checkpoint=unreadable)

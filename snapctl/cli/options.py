@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from snapctl.checkpoints import parse_step
 from snapctl.durations import parse_duration as parse_duration
 from snapctl.errors import InvalidOptionError
 
@@ -24,8 +25,19 @@ CheckpointOrSaveDirArgument = Annotated[
         metavar="CHECKPOINT", help="A checkpoint's own path, or a save directory: then its latest is meant."
     ),
 ]
+
+
+def read_step(text: str) -> int:
+    """A step as directories spell it: ``10``, and not ``010`` or ``+10``."""
+    step = parse_step(text)
+    if step is None:
+        raise typer.BadParameter(f"{text[:40]!r} is no step")
+    return step
+
+
 StepOption = Annotated[
-    int | None, typer.Option("--step", metavar="N", min=0, help="The checkpoint of this step of the save directory.")
+    int | None,
+    typer.Option("--step", metavar="N", parser=read_step, help="The checkpoint of this step of the save directory."),
 ]
 StorageOptions = Annotated[
     list[str] | None,

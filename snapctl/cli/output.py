@@ -63,8 +63,9 @@ class Output:
         self._write(printable(text) + "\n")
 
     def path(self, path: str, *, end: str = "\n") -> None:
-        """A bare path for scripts: its very bytes, but on a terminal, where it is escaped."""
-        if end == "\n" and _is_terminal(sys.stdout):
+        """A bare path for scripts: its very bytes, but on a terminal, where it is escaped; and one with a line break in
+        it is escaped wherever lines are records (``--print0`` has the very bytes)."""
+        if end == "\n" and ("\n" in path or _is_terminal(sys.stdout)):
             self._write(printable(path) + end)
         else:
             self._write_bytes(os.fsencode(path + end))
@@ -299,6 +300,8 @@ def format_size(size_bytes: int | None) -> str:
         return "-"
     if size_bytes < 1024:
         return f"{size_bytes} B"
+    if size_bytes.bit_length() > 80:  # no storage holds it: what a manifest says, in a form that can be read
+        return f"2^{size_bytes.bit_length() - 1} B"
     power = min((size_bytes.bit_length() - 1) // 10, len(_UNITS))
     return f"{size_bytes / 1024**power:.1f} {_UNITS[power - 1]}"
 

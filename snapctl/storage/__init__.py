@@ -48,7 +48,8 @@ __all__ = [
     "time_limit",
 ]
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*(?:::[^/]*)?)://")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+._-]*(?:::[^/]*)?)://")
+_PASSWORD = re.compile(r"[^/@]*:[^/@]*@")
 _LOCAL_SCHEMES = ("file", "local")
 
 
@@ -71,6 +72,10 @@ def split_url(path: str) -> tuple[str, str]:
         raise InvalidPathError(f"{path}: unknown scheme {scheme!r} (chained file systems are not supported)")
     if scheme in _LOCAL_SCHEMES:
         return "file", rest or "/"
+    if _PASSWORD.match(rest):
+        raise InvalidPathError(f"{scheme}://…: a URL with a password in it would be shown: use --storage-option")
+    if rest.startswith("/") and scheme in ("gs", "gcs"):
+        raise InvalidPathError(f"{path}: names no bucket")  # an empty variable, perhaps: never somebody's bucket
     return {"gcs": "gs"}.get(scheme, scheme), "/".join(part for part in rest.split("/") if part)
 
 

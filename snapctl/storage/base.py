@@ -11,13 +11,21 @@ import abc
 import contextlib
 import contextvars
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from threading import Event
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from snapctl.errors import InvalidPathError, PreconditionError, ShortReadError, StorageError, StorageNotFoundError
+from snapctl.errors import (
+    InvalidOptionError,
+    InvalidPathError,
+    PreconditionError,
+    ShortReadError,
+    StorageError,
+    StorageNotFoundError,
+    UnavailableError,
+)
 
 PART_FILES = 995
 """What fits into a page of a listing, but for a few names that nobody expected."""
@@ -26,6 +34,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 FileIdentity: TypeAlias = tuple[int, int]
 """Device and inode: the same for one file under all its names."""
+
+
+FIND_TOGETHER = 100
+"""So many files are asked for one by one before anybody asks whether the storage answers at all."""
 
 
 class FileInfo(msgspec.Struct, frozen=True, gc=False):
@@ -43,6 +55,8 @@ class FileInfo(msgspec.Struct, frozen=True, gc=False):
     """CRC32C (Castagnoli) of the content, where the storage keeps one."""
     is_link: bool = False
     """A symbolic link (local only); the other fields are then those of what it leads to, where that exists."""
+    is_regular: bool = True
+    """False for a link that leads nowhere, a FIFO, a device (local only): nothing can be read from it."""
     held_until: float | None = None
     """It cannot be deleted before this time (retention); infinity while an object is under a hold."""
 
@@ -68,6 +82,8 @@ class ScannedDir(msgspec.Struct, gc=False):
     size_bytes: int | None = None
     error: StorageError | None = None
     """It could not be looked at; a `StorageNotFoundError` if it vanished meanwhile."""
+    totals_error: StorageError | None = None
+    """Not all of it could be counted."""
 
 
 class StorageTime(NamedTuple):
@@ -120,7 +136,9 @@ class Storage(abc.ABC):
     @property
     def name(self) -> str:
         """The last part of the URL; empty for a bucket or the root."""
-        return self.url.split("://", 1)[-1].rstrip("/").rpartition("/")[2]
+        _, remote, rest = self.url.rpartition("://")
+        _, slash, name = rest.rstrip("/").rpartition("/")
+        return name if slash or not remote else ""
 
     @abc.abstractmethod
     def child(self, name: str) -> Storage:
@@ -176,11 +194,19 @@ class Storage(abc.ABC):
         can.
         """
         look = collect_errors(lambda name: self.find_file(f"{name}/{path}"))
-        found = run_parallel(look, names, jobs=self.parallel_requests)
-        return {
-            name: msgspec.structs.replace(item, path=path) if isinstance(item, FileInfo) else item
-            for name, item in zip(names, found, strict=True)
-        }
+        found: dict[str, FileInfo | StorageError | None] = {}
+        away: StorageError | None = None
+        for start in range(0, len(names), FIND_TOGETHER):
+            part = names[start : start + FIND_TOGETHER]
+            if away is not None:  # it has not answered one of the last; the rest would take long
+                found.update(dict.fromkeys(part, away))
+                continue
+            items = run_parallel(look, part, jobs=self.parallel_requests)
+            if all(isinstance(item, UnavailableError) for item in items):
+                away = next(item for item in items if isinstance(item, UnavailableError))
+            for name, item in zip(part, items, strict=True):
+                found[name] = msgspec.structs.replace(item, path=path) if isinstance(item, FileInfo) else item
+        return found
 
     @abc.abstractmethod
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
@@ -370,6 +396,28 @@ def check_relative_path(path: str) -> str:
 def cuts_of(paths: Sequence[str]) -> Sequence[str]:
     """Those of about all the paths of a directory (sorted) that `Storage.list_tree` takes as its `cuts`."""
     return paths[PART_FILES::PART_FILES]
+
+
+_OURS = ("asynchronous", "loop", "self", "skip_instance_cache", "use_listings_cache")
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuses options for fsspec that would take the file system out of our hands.
+
+    Raises:
+        InvalidOptionError: one of them is there.
+    """
+    for name in _OURS:
+        if name in options:
+            raise InvalidOptionError(f"the storage option {name!r} is not for users to set")
+
+
+def hide_values(text: str, options: Mapping[str, Any]) -> str:
+    """A message without the values of options, which may be secrets."""
+    for value in options.values():
+        if isinstance(value, str) and len(value) > 3:
+            text = text.replace(value, "…")
+    return text
 
 
 def check_length(found_bytes: int, expected_bytes: int, *, url: str, start: int = 0) -> None:

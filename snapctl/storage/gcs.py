@@ -13,6 +13,7 @@ import asyncio
 import base64
 import bisect
 import concurrent.futures
+import contextlib
 import contextvars
 import email.utils
 import logging
@@ -31,6 +32,7 @@ import msgspec
 from snapctl.errors import (
     BucketNotFoundError,
     CredentialsError,
+    InvalidOptionError,
     InvalidPathError,
     MissingExtraError,
     PermissionDeniedError,
@@ -46,19 +48,46 @@ from snapctl.storage.base import (
     Storage,
     StorageTime,
     check_length,
+    check_options,
     check_relative_path,
+    hide_values,
     not_found,
     run_parallel,
     seconds_left,
 )
 from snapctl.storage.gcs_requests import BATCH_SIZE, format_deletions, join_parts, parse_answers
 
+
+@contextlib.contextmanager
+def _patient_only_for_a_moment() -> Iterator[None]:
+    """Settings of google.auth that are its own only while it looks for credentials: one look for a metadata server,
+    no second one by gcsfs, and nothing in the log. What the process and its children find afterwards is untouched."""
+    settings = {"GCE_METADATA_DETECT_RETRIES": "1", "NO_GCE_CHECK": "true"}
+    missing = {name: value for name, value in settings.items() if name not in os.environ}
+    loggers = [logging.getLogger(name) for name in ("gcsfs", "google.auth")]
+    levels = [logger.level for logger in loggers]
+    os.environ.update(missing)
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
 try:
     import aiohttp
-    import gcsfs.core
-    import gcsfs.retry
-    import google.auth.exceptions
-    import google.oauth2.credentials
+
+    with _patient_only_for_a_moment():  # google.auth reads its settings when it is imported
+        import gcsfs.core
+        import gcsfs.retry
+        import google.auth.exceptions
+        import google.oauth2.credentials
     import requests.exceptions
     from fsspec.config import conf as fsspec_conf
 except ImportError as import_error:  # pragma: no cover - gcsfs is a dependency, but its own may be broken
@@ -188,30 +217,38 @@ def open_file_system(options: Mapping[str, Any]) -> _FileSystem:
     Raises:
         CredentialsError: the credentials named are a missing file, or unusable. Nothing has been sent.
     """
-    for name in ("gcsfs", "google.auth", "google.auth._default", "google.auth.compute_engine._metadata"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # tracebacks on stderr even for errors that are caught
-    os.environ.setdefault("GCE_METADATA_DETECT_RETRIES", "1")
-    os.environ.setdefault("NO_GCE_CHECK", "true")  # google.auth's default has looked for a metadata server already
+    check_options(options)
     chosen = dict(options)
     if "token" not in chosen:
         chosen["token"] = fsspec_conf.get("gs", {}).get("token", fsspec_conf.get("gcs", {}).get("token"))
-    endpoint = str(chosen.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST") or "")
-    if chosen["token"] is None and endpoint:
+    if chosen["token"] is None and _is_emulator(chosen.get("endpoint_url")):
         chosen["token"] = "anon"  # an emulator knows no accounts; asking for some takes many seconds
     chosen["token"] = _checked_token(chosen["token"])
     chosen.update(use_listings_cache=False, skip_instance_cache=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _patient_only_for_a_moment():
         try:
             return _FileSystem(**chosen)
-        except (StorageError, TypeError):
+        except StorageError:
             raise
+        except (TypeError, AttributeError) as error:
+            reason = hide_values(_one_line(error), options)
+            raise InvalidOptionError(f"gs://: the storage options cannot be used: {reason}") from error
         except Exception as error:  # google.auth, json, ValueError: whatever a bad credential sets off
             raise CredentialsError(
-                f"gs://: the credentials cannot be used: {_one_line(error)}",
+                f"gs://: the credentials cannot be used: {hide_values(_one_line(error), options)}",
                 url="gs://",
                 hint="gcloud auth application-default login, or --storage-option token=FILE.json",
             ) from error
+
+
+def _is_emulator(endpoint_url: object) -> bool:
+    """Whether requests go to a server that is not Google's and asks nobody who they are: plain HTTP, no credentials
+    named. A private endpoint is https, and wants them."""
+    endpoint = endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST") or ""
+    if not isinstance(endpoint, str):
+        raise InvalidOptionError("gs://: the storage option endpoint_url takes a URL")
+    is_plain = bool(endpoint) and not endpoint.startswith("https://")
+    return is_plain and not os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
 
 
 def _checked_token(token: Any) -> Any:
@@ -236,17 +273,20 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
-def translate_gcs_error(error: BaseException, url: str, *, bucket: str, listing: bool = False) -> StorageError:
+def translate_gcs_error(
+    error: BaseException, url: str, *, bucket: str, listing: bool = False, pays: bool = False
+) -> StorageError:
     """Any error of gcsfs or of what lies under it as one of ours.
 
     Args:
         listing: a 404 for a listing means that the bucket is not there.
+        pays: a project that pays was named: then the server's own words tell what is wrong with it.
     """
     if isinstance(error, StorageError):
         return error
     text = _one_line(error)
     code = getattr(error, "code", None) or getattr(error, "status", None)
-    if "requester pays" in text.lower() or "user project" in text.lower():
+    if "requester pays" in text.lower() and not pays:
         return CredentialsError(
             f"{url}: the bucket wants a project that pays for the request",
             url=url,
@@ -329,7 +369,10 @@ class GcsStorage(Storage):
             if isinstance(error, InvalidPathError):
                 raise
             future.cancel()  # time was up; anything else is over already
-            raise translate_gcs_error(error, self.url_of(path), bucket=self._bucket, listing=listing) from error
+            pays = bool(self._fs.requester_pays)
+            raise translate_gcs_error(
+                error, self.url_of(path), bucket=self._bucket, listing=listing, pays=pays
+            ) from error
         except BaseException:  # an interrupt, whatever its type
             future.cancel()
             raise
@@ -538,7 +581,10 @@ class GcsStorage(Storage):
     def find_each(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None]:
         if len(names) <= MAX_SINGLE_LOOKS:
             return super().find_each(names, path)
-        listed = self._run(self._find_by_glob(names, check_relative_path(path)), "", listing=True)
+        try:
+            listed = self._run(self._find_by_glob(names, check_relative_path(path)), "", listing=True)
+        except StorageError as error:
+            return dict.fromkeys(names, error)
         return super().find_each(names, path) if listed is None else listed
 
     async def _find_by_glob(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None] | None:
@@ -565,7 +611,7 @@ class GcsStorage(Storage):
         return self._prefix + check_relative_path(path)
 
     async def _get(self, path: str, version: str, headers: Mapping[str, str] | None = None) -> bytes:
-        _, contents = await self._call(
+        answer, contents = await self._call(
             "GET",
             f"{self._fs._location}/download/storage/v1/b/{{}}/o/{{}}",
             self._bucket,
@@ -574,6 +620,9 @@ class GcsStorage(Storage):
             generation=version or None,
             headers=headers,
         )
+        is_page = answer.get("Content-Type", "").startswith("text/html")
+        if is_page and "x-goog-generation" not in answer and "x-goog-hash" not in answer:
+            raise ValueError("a web page instead of the object")  # of a proxy that wants somebody to log in
         return contents
 
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
@@ -865,6 +914,6 @@ def _seconds(text: str) -> float:
 def open_gcs(rest: str, options: Mapping[str, Any]) -> GcsStorage:
     """A `GcsStorage` for what follows ``gs://``."""
     bucket, _, prefix = rest.partition("/")
-    if not bucket:
+    if not bucket or rest.startswith("/"):
         raise InvalidPathError("gs://: names no bucket")
     return GcsStorage(bucket, prefix, open_file_system(options))

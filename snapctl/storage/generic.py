@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import uuid
@@ -17,6 +18,7 @@ from snapctl.errors import (
     PreconditionError,
     RefusedError,
     StorageError,
+    StorageNotFoundError,
     UnavailableError,
 )
 from snapctl.storage.base import (
@@ -25,7 +27,9 @@ from snapctl.storage.base import (
     ScannedDir,
     Storage,
     check_length,
+    check_options,
     check_relative_path,
+    hide_values,
     not_found,
 )
 
@@ -46,16 +50,23 @@ def open_generic(scheme: str, rest: str, options: Mapping[str, Any]) -> GenericS
     try:
         kind = fsspec.get_filesystem_class(scheme)
     except ImportError as error:
-        raise MissingExtraError(f"support for {scheme}:// ({error})", extra=_EXTRAS.get(scheme, scheme)) from error
-    except ValueError as error:
+        if scheme in _EXTRAS:
+            raise MissingExtraError(f"support for {scheme}://", extra=_EXTRAS[scheme]) from error
+        raise RefusedError(f"support for {scheme}:// is not installed", hint=str(error)) from error
+    except (ValueError, RecursionError) as error:
         raise InvalidPathError(f"{scheme}://{rest}: unknown scheme {scheme!r}") from error
     url = f"{scheme}://{rest}"
+    check_options(options)
     try:
         inferred = kind._get_kwargs_from_urls(url)
         file_system = kind(**{**inferred, **options, "skip_instance_cache": True, "use_listings_cache": False})
+        return GenericStorage(scheme, rest, file_system)
+    except (TypeError, AttributeError, ValueError, RecursionError) as error:
+        reason = hide_values(f"{type(error).__name__}: {error}", options)
+        raise InvalidPathError(f"{url}: cannot be opened so: {reason}") from error
     except Exception as error:
-        raise StorageError(f"{url}: cannot be opened: {type(error).__name__}: {error}", url=url) from error
-    return GenericStorage(scheme, rest, file_system)
+        reason = hide_values(f"{type(error).__name__}: {error}", options)
+        raise StorageError(f"{url}: cannot be opened: {reason}", url=url) from error
 
 
 class GenericStorage(Storage):
@@ -140,7 +151,9 @@ class GenericStorage(Storage):
             if found.get("type") == "directory":
                 dirs.add(base)
             else:
-                files.append(self._info(found, f"{path}/{base}" if path else base))
+                inner = f"{path}/{base}" if path else base
+                info = self._info(found, inner) if found.get("size") is not None else self.find_file(inner)
+                files += [info] if info is not None else []
         return Listing(tuple(sorted(files, key=lambda file: file.path)), tuple(sorted(dirs)))
 
     def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
@@ -168,7 +181,8 @@ class GenericStorage(Storage):
             found.files = [file for file in listing.files if file.path in wanted]
             for inner in listing.dirs:
                 if f"{inner}/" in wanted:
-                    found.files += child.list_dir(inner).files
+                    with contextlib.suppress(StorageNotFoundError):  # it has vanished since it was listed
+                        found.files += child.list_dir(inner).files
             if totals:
                 files = child.list_tree()
                 found.file_count, found.size_bytes = len(files), sum(file.size_bytes for file in files)

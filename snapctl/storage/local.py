@@ -74,12 +74,21 @@ def absolute_path(path: str) -> str:
     if path == "~" or path.startswith("~/"):
         path = os.path.expanduser(path)
     result = "/"
-    for part in os.path.join(os.getcwd(), path).split("/"):
+    if not path.startswith("/"):
+        path = os.path.join(_current_directory(), path)
+    for part in path.split("/"):
         if part == "..":
             result = os.path.dirname(os.path.realpath(result) if os.path.islink(result) else result)
         elif part not in ("", "."):
             result = os.path.join(result, part)
     return result
+
+
+def _current_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise InvalidPathError("the current directory is gone: a relative path leads nowhere") from error
 
 
 class LocalStorage(Storage):
@@ -163,13 +172,12 @@ class LocalStorage(Storage):
                         if not _is_dir(entry) and (info := _entry_info(entry, entry_name)) is not None:
                             found.files.append(info)
                     elif entry_name in wanted_dirs and _is_dir(entry):
-                        with os.scandir(entry.path) as inside:
-                            for item in inside:
-                                path = f"{entry_name}/{item.name}"
-                                if not _is_dir(item) and (info := _entry_info(item, path)) is not None:
-                                    found.files.append(info)
+                        found.files += _files_inside(entry)
             if totals:
-                found.file_count, found.size_bytes = _count(base)
+                try:
+                    found.file_count, found.size_bytes = _count(base)
+                except OSError as error:
+                    found.totals_error = translate_os_error(error, error.filename or base)
         except OSError as error:
             found.error = translate_os_error(error, error.filename or base)
         return found
@@ -584,8 +592,22 @@ def _find_quietly(full: str, path: str) -> FileInfo | StorageError | None:
 def _is_dir(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a loop of links, or a target that may not be looked at
-        return False
+    except OSError as error:  # a loop of links leads nowhere; a target that may not be looked at can be one
+        return error.errno not in _NOT_THERE
+
+
+def _files_inside(directory: os.DirEntry[str]) -> list[FileInfo]:
+    """The files of a directory; none if it has vanished since it was listed."""
+    found = []
+    try:
+        with os.scandir(directory.path) as entries:
+            for entry in entries:
+                path = f"{directory.name}/{entry.name}"
+                if not _is_dir(entry) and (info := _entry_info(entry, path)) is not None:
+                    found.append(info)
+    except FileNotFoundError:
+        return []
+    return found
 
 
 def _entry_info(entry: os.DirEntry[str], path: str) -> FileInfo | None:
@@ -604,9 +626,10 @@ def _entry_info(entry: os.DirEntry[str], path: str) -> FileInfo | None:
 
 
 def _info(path: str, found: os.stat_result, target: os.stat_result) -> FileInfo:
-    size = target.st_size if stat.S_ISREG(target.st_mode) else 0
+    regular = stat.S_ISREG(target.st_mode)
     linked = found is not target or stat.S_ISLNK(found.st_mode)
-    return FileInfo(path, size, target.st_mtime, _version(found), None, linked)
+    size = target.st_size if regular else 0
+    return FileInfo(path, size, target.st_mtime, _version(found), None, linked, regular)
 
 
 def _version(found: os.stat_result) -> str:
@@ -618,7 +641,7 @@ def _count(base: str) -> tuple[int, int]:
     files = size_bytes = 0
     todo = [base]
     while todo:
-        with os.scandir(todo.pop()) as entries:
+        with contextlib.suppress(FileNotFoundError), os.scandir(todo.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     todo.append(entry.path)
