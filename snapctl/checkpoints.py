@@ -41,7 +41,7 @@ from snapctl.markers import (
     partition_of_marker,
 )
 from snapctl.save_record import SAVE_RECORD_PATH, SaveRecord, parse_save_record
-from snapctl.storage import FileInfo, Listing, ScannedDir, Storage, collect_errors, open_storage, run_parallel
+from snapctl.storage import FileInfo, Listing, ScannedDir, Storage, open_storage, run_parallel
 
 State = Literal["complete", "incomplete", "unreadable"]
 Chooser = Callable[[Sequence["Checkpoint"]], Sequence["Checkpoint"]]
@@ -209,18 +209,18 @@ def _has_complete_child(place: Place) -> bool:
 def _probe(place: Place, names: Sequence[str]) -> Iterator[tuple[str, FileInfo | StorageError | None]]:
     """The manifests' files of children in the order given, in growing groups: the first ones matter most.
 
-    When the storage has not answered for a while it is not asked for the rest: they end with the same error.
+    After them all others at once, which costs an object store a few listings, however many they are. When the storage
+    has not answered for a while it is not asked for the rest: they end with the same error.
     """
     storage, patience = place.storage, _Patience()
-    look = collect_errors(lambda name: storage.find_file(f"{name}/{MANIFEST_NAME}"))
     position, group = 0, iter(_PROBE_GROUPS)
     while position < len(names):
-        part = names[position : position + next(group, _PROBE_GROUPS[-1])]
+        part = names[position : position + next(group, len(names))]
         todo = [name for name in part if name not in place.probed]
         if patience.is_over:
             place.probed.update((name, patience.last_error) for name in todo)
         else:
-            place.probed.update(zip(todo, run_parallel(look, todo, jobs=storage.parallel_requests), strict=True))
+            place.probed.update(storage.find_each(todo, MANIFEST_NAME))
         for name in part:
             found = place.probed[name]
             patience.note(found)
@@ -438,7 +438,7 @@ def _without_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[
 
 def _read_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[[], Storage], now: float) -> Checkpoint:
     """Reads the small files of a checkpoint, as far as there are any, each by itself: one failure hides no other."""
-    claims = _ruling_claims(entry.files)
+    claims = _claims_by_partition(entry.files)
     interesting = [file for file in entry.files if _is_worth_reading(file)]
     if not interesting and not claims:
         return found
@@ -471,9 +471,14 @@ def _read_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[[],
                 found = _with_record(found, storage, data, now, notes)
             except StorageError as error:  # the manifest itself, to compare with
                 unread.append(error.message)
-    for partition, (number, file) in sorted(claims.items()):
-        # One that is there and cannot be read counts as one of unknown owner.
-        ruling.append(parse_claim(partition, number, read(file) or b"", file.modified_at))
+    for partition, files in sorted(claims.items()):
+        for number in sorted(files, reverse=True):
+            failures = len(unread)
+            data = read(files[number])
+            # One that was taken back gives way to the one before; one that cannot be read is one of unknown owner.
+            if data is not None or len(unread) > failures:
+                ruling.append(parse_claim(partition, number, data or b"", files[number].modified_at))
+                break
     ordered = tuple(markers[partition] for partition in sorted(markers))
     return msgspec.structs.replace(
         found, markers=ordered, claims=tuple(ruling), warnings=tuple(notes), unread=tuple(unread)
@@ -486,13 +491,13 @@ def _is_worth_reading(file: FileInfo) -> bool:
     return file.path in (PIN_NAME, SAVE_RECORD_PATH) or partition_of_marker(file.path) is not None
 
 
-def _ruling_claims(files: Iterable[FileInfo]) -> dict[str, tuple[int, FileInfo]]:
-    ruling: dict[str, tuple[int, FileInfo]] = {}
+def _claims_by_partition(files: Iterable[FileInfo]) -> dict[str, dict[int, FileInfo]]:
+    claims: dict[str, dict[int, FileInfo]] = {}
     for file in files:
         named = claim_of_path(file.path)
-        if named is not None and named[1] >= ruling.get(named[0], (-1, file))[0]:
-            ruling[named[0]] = (named[1], file)
-    return ruling
+        if named is not None:
+            claims.setdefault(named[0], {})[named[1]] = file
+    return claims
 
 
 def _with_record(found: Checkpoint, storage: Storage, data: bytes, now: float, notes: list[str]) -> Checkpoint:

@@ -31,7 +31,9 @@ def parse_duration(text: str, *, name: str, zero_ok: bool = False) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The other way round, in at most two units, days the largest: ``1d12h``, ``0s``."""
+    """The other way round, in at most two units, days the largest: ``1d12h``, ``0s``, ``0.5s``."""
+    if 0 < seconds < 1:
+        return f"{seconds:.2g}s"
     rest, parts = round(seconds), []
     for unit, size in zip("dhms", _UNIT_SECONDS[1:], strict=True):
         count, rest = divmod(rest, size)

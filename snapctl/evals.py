@@ -224,11 +224,12 @@ def pin(storage: Storage, note: str | None = None, *, owner: str | None = None, 
 
     Raises:
         RefusedError: the checkpoint is being deleted.
-        CheckpointNotFoundError: it is not there, or went meanwhile.
+        CheckpointNotFoundError: it is not there, or there is nothing in it, or it went meanwhile.
         StorageError: the storage failed.
     """
     was_complete = _is_complete(storage)
-    was_empty = not any(_children(storage))
+    if not _children(storage):
+        raise CheckpointNotFoundError(f"{storage.url}: is empty")
     mine = Pin(_checked_note(note), owner or _who(), clock())
     is_new = False
 
@@ -243,8 +244,7 @@ def pin(storage: Storage, note: str | None = None, *, owner: str | None = None, 
     def look_again() -> None:
         if is_new:
             check_not_being_deleted(storage)
-        is_empty = _children(storage) == [PIN_NAME]
-        if (was_complete and not _is_complete(storage)) or (is_empty and not was_empty):
+        if (was_complete and not _is_complete(storage)) or _children(storage) == [PIN_NAME]:
             raise incomplete(storage)
 
     written = _update(storage, PIN_NAME, merge)

@@ -15,8 +15,9 @@ from snapctl.errors import (
 )
 from snapctl.storage import time_limit
 
-GRACE_SECONDS = 1.0
+GRACE_SECONDS = 0.8
 """So long after the deadline a look that is under way may still take; or twice as long as the longest so far."""
+_MOST_WARNINGS = 1000
 
 
 def _ignore(message: str) -> None:
@@ -37,18 +38,6 @@ class Pace:
     """Is told what went wrong and is tried again."""
     note: Callable[[str], None] = _ignore
     """Is told what is waited for."""
-
-
-def format_duration(seconds: float) -> str:
-    """``1d12h``, ``30m``, ``0.5s``: as the command line takes it, where it is a whole number of seconds."""
-    if seconds != int(seconds) or seconds < 1:
-        return f"{seconds:g}s"
-    parts, rest = [], int(seconds)
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        count, rest = divmod(rest, size)
-        if count:
-            parts.append(f"{count}{unit}")
-    return "".join(parts)
 
 
 class Rounds:
@@ -110,7 +99,7 @@ class Rounds:
             raise
         except StorageError as error:
             self.failure = error
-            self.say_once(f"{error.message} (trying again)")
+            self.say_once(f"{error.message} (trying again)", about=type(error).__name__)
         else:
             self._longest_look = max(self._longest_look, self._pace.clock() - began)
 
@@ -119,8 +108,9 @@ class Rounds:
             return None
         return max(self._deadline - began, 0.0) + max(GRACE_SECONDS, 2 * self._longest_look)
 
-    def say_once(self, message: str) -> None:
-        """Warns, but never twice with the same words."""
-        if message not in self._said and len(self._said) < 1000:
-            self._said.add(message)
+    def say_once(self, message: str, *, about: str | None = None) -> None:
+        """Warns, but never twice about the same (or, where that is not given, with the same words)."""
+        key = about or message
+        if key not in self._said and len(self._said) < _MOST_WARNINGS:
+            self._said.add(key)
             self._pace.warn(message)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from snapctl.checkpoints import Checkpoint, look_at_checkpoint, read_manifest
+from snapctl.durations import format_duration
 from snapctl.errors import (
     CheckpointNotFoundError,
     DeadlineError,
@@ -19,13 +20,15 @@ from snapctl.errors import (
 )
 from snapctl.manifest import MANIFEST_NAME
 from snapctl.markers import MARKER_DIR, check_partition, marker_path, partition_of_marker
-from snapctl.pacing import Pace, Rounds, format_duration
+from snapctl.pacing import Pace, Rounds
 from snapctl.storage import FileInfo, Storage
 from snapctl.watching import Look, Watch
 
 Existing = Literal["none", "newest", "all"]
 _TRIES = 5
 """A manifest that has been read so often, never changed and never parsed is not one that is being written."""
+_FORGOTTEN_BEYOND = 20
+"""What was handed out and is no longer there is forgotten when there are many of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +245,12 @@ class Search:
 
     def _look_around(self) -> Look:
         self._look = None
-        self._look = self._watch.look()
-        return self._look
+        look = self._look = self._watch.look()
+        if len(self._settled) > 2 * len(look.names) + _FORGOTTEN_BEYOND:
+            present = set(look.names)
+            self._settled = {name: version for name, version in self._settled.items() if name in present}
+            self._tries = {name: tries for name, tries in self._tries.items() if name in present}
+        return look
 
     def _candidates(self, look: Look) -> list[str]:
         return [

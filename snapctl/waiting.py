@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snapctl.checkpoints import Checkpoint
+from snapctl.durations import format_duration
 from snapctl.errors import (
     DeadlineError,
     EvaluationTimeoutError,
@@ -15,7 +16,7 @@ from snapctl.errors import (
     InvalidOptionError,
     InvalidPathError,
 )
-from snapctl.pacing import Pace, Rounds, format_duration
+from snapctl.pacing import Pace, Rounds
 from snapctl.searching import Existing, Search, Wanted, find_partitions_done
 from snapctl.storage import Storage, open_storage
 

@@ -32,6 +32,9 @@ NEWEST_WATCHED = 100
 """So many of the highest steps are looked at again on object stores; further down a second save is not noticed."""
 _NAMES_PER_PAGE = 1000
 
+_Found = dict[str, FileInfo | StorageError | None]
+"""The manifests of directories."""
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -88,8 +91,8 @@ class Watch:
             PermissionDeniedError, CredentialsError: it may not be listed.
             StorageError: it could not be looked at, nor any of its checkpoints.
         """
-        names = self._list()
-        found = self._find_manifests(names)
+        names, probed = self._list()
+        found = self._find_manifests(names, probed)
         failed = {name: item for name, item in found.items() if isinstance(item, StorageError)}
         if failed and len(failed) == len(found):
             raise next(iter(failed.values()))
@@ -102,38 +105,40 @@ class Watch:
         old = frozenset(name for name in failed if name in start.versions or name in start.unsure)
         return Look(names, dict(self._known), new, failed, old)
 
-    def _list(self) -> tuple[str, ...]:
+    def _list(self) -> tuple[tuple[str, ...], _Found]:
+        """The directories of checkpoints, and the manifests that were looked for on the way."""
         if not self.is_save_dir:
             try:
                 place = classify(self.storage)
             except SaveDirNotFoundError as error:
                 if isinstance(error.__cause__, BucketNotFoundError):
                     raise
-                return ()
+                return (), {}
             if place.kind == "checkpoint":
                 raise not_a_save_dir(self.storage)
-            return place.step_names
+            return place.step_names, place.probed
         try:
             listing = self.storage.list_dir()
         except BucketNotFoundError as error:
             raise SaveDirNotFoundError(error.message) from error
         except StorageNotFoundError:
-            return ()
+            return (), {}
         if any(file.path in (MANIFEST_NAME, DELETING_NAME) for file in listing.files):
             raise not_a_save_dir(self.storage)
-        return step_names(listing)
+        return step_names(listing), {}
 
-    def _find_manifests(self, names: Sequence[str]) -> dict[str, FileInfo | StorageError | None]:
+    def _find_manifests(self, names: Sequence[str], probed: _Found) -> _Found:
         if self.storage.scheme == "file":
             return self.storage.find_each(names, MANIFEST_NAME)
-        newest = names[-NEWEST_WATCHED:]
-        others = [name for name in names[:-NEWEST_WATCHED] if name not in self._known]
+        newest = [name for name in names[-NEWEST_WATCHED:] if name not in probed]
+        others = [name for name in names[:-NEWEST_WATCHED] if name not in self._known and name not in probed]
         pages = -(-len(names) // _NAMES_PER_PAGE)
         if len(others) > 2 * pages:  # then one listing of all manifests costs less
-            return self.storage.find_each([*others, *newest], MANIFEST_NAME)
-        return {**self.storage.find_each(others, MANIFEST_NAME), **self.storage.find_each(newest, MANIFEST_NAME)}
+            return {**probed, **self.storage.find_each([*others, *newest], MANIFEST_NAME)}
+        found = self.storage.find_each(others, MANIFEST_NAME)
+        return {**probed, **found, **self.storage.find_each(newest, MANIFEST_NAME)}
 
-    def _remember(self, names: Iterable[str], found: Mapping[str, FileInfo | StorageError | None]) -> None:
+    def _remember(self, names: Iterable[str], found: _Found) -> None:
         for name in self._known.keys() - set(names):
             del self._known[name]
         for name, item in found.items():

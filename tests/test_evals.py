@@ -402,10 +402,11 @@ def test_an_incomplete_checkpoint_can_be_pinned(save_dir: SaveDir) -> None:
     assert "10/PINNED" in save_dir.names()
 
 
-def test_an_empty_directory_can_be_pinned_and_is_not_lost(tmp_path: pathlib.Path) -> None:
+def test_an_empty_directory_is_no_checkpoint_and_is_not_lost(tmp_path: pathlib.Path) -> None:
     (tmp_path / "10").mkdir()
-    pin(open_storage(tmp_path / "10"))
-    assert (tmp_path / "10" / "PINNED").is_file()
+    with pytest.raises(CheckpointNotFoundError, match="is empty"):
+        pin(open_storage(tmp_path / "10"))
+    assert os.listdir(tmp_path / "10") == []
 
 
 def test_a_pin_that_meets_a_deletion_is_taken_back(checkpoint: Storage, save_dir: SaveDir) -> None:

@@ -24,6 +24,7 @@ from snapctl.errors import (
     ShortReadError,
     StorageError,
     StorageNotFoundError,
+    UnavailableError,
 )
 
 PART_FILES = 995
@@ -33,6 +34,10 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 FileIdentity: TypeAlias = tuple[int, int]
 """Device and inode: the same for one file under all its names."""
+
+
+FIND_TOGETHER = 100
+"""So many files are asked for one by one before anybody asks whether the storage answers at all."""
 
 
 class FileInfo(msgspec.Struct, frozen=True, gc=False):
@@ -189,11 +194,19 @@ class Storage(abc.ABC):
         can.
         """
         look = collect_errors(lambda name: self.find_file(f"{name}/{path}"))
-        found = run_parallel(look, names, jobs=self.parallel_requests)
-        return {
-            name: msgspec.structs.replace(item, path=path) if isinstance(item, FileInfo) else item
-            for name, item in zip(names, found, strict=True)
-        }
+        found: dict[str, FileInfo | StorageError | None] = {}
+        away: StorageError | None = None
+        for start in range(0, len(names), FIND_TOGETHER):
+            part = names[start : start + FIND_TOGETHER]
+            if away is not None:  # it has not answered one of the last; the rest would take long
+                found.update(dict.fromkeys(part, away))
+                continue
+            items = run_parallel(look, part, jobs=self.parallel_requests)
+            if all(isinstance(item, UnavailableError) for item in items):
+                away = next(item for item in items if isinstance(item, UnavailableError))
+            for name, item in zip(part, items, strict=True):
+                found[name] = msgspec.structs.replace(item, path=path) if isinstance(item, FileInfo) else item
+        return found
 
     @abc.abstractmethod
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:

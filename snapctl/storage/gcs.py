@@ -601,7 +601,10 @@ class GcsStorage(Storage):
     def find_each(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None]:
         if len(names) <= MAX_SINGLE_LOOKS:
             return super().find_each(names, path)
-        listed = self._run(self._find_by_glob(names, check_relative_path(path)), "", listing=True)
+        try:
+            listed = self._run(self._find_by_glob(names, check_relative_path(path)), "", listing=True)
+        except StorageError as error:
+            return dict.fromkeys(names, error)
         return super().find_each(names, path) if listed is None else listed
 
     async def _find_by_glob(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None] | None:
