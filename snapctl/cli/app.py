@@ -27,7 +27,8 @@ COMMANDS = {
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
-    """The app, with the one command that the arguments call, or with all of them for help and completion."""
+    """The app, with the one command that the arguments call; without one, their names and summaries; for completion,
+    all of them."""
     app = typer.Typer(
         name="snapctl",
         help="Find, inspect, verify, prune and restore torchsnapshot checkpoints, locally and on GCS.",
@@ -39,12 +40,19 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_global_options)
     called = next((argument for argument in arguments if not argument.startswith("-")), None)
-    only = called if called in COMMANDS and "_SNAPCTL_COMPLETE" not in os.environ else None
+    completes = "_SNAPCTL_COMPLETE" in os.environ
     for name, summary in COMMANDS.items():
-        if only in (None, name):
+        if completes or called == name:
             module = importlib.import_module(f"snapctl.cli.{name.replace('-', '_')}_cmd")
             app.command(name, help=module.__doc__, short_help=summary)(_carrying_errors(module.command))
+        elif called not in COMMANDS:
+            app.command(name, help=summary)(_only_named)
     return app
+
+
+def _only_named() -> int:
+    """In place of a command that is listed and not called."""
+    raise AssertionError("a command that was not loaded has been called")
 
 
 class CarriedError(BaseException):
