@@ -124,15 +124,17 @@ def commit(storage: Storage, manifest: bytes, record: SaveRecord, *, durable: bo
     storage.write(SAVE_RECORD_PATH, format_save_record(record), durable=durable)
     try:
         storage.write(MANIFEST_NAME, manifest, durable=durable)
-    except StorageError as error:
+    except Exception as error:
         # A request that nobody answered may have been carried out, or may still be.
+        was_refused = isinstance(error, StorageError) and not isinstance(error, UnavailableError)
+        has_looked = True
         try:
             found = storage.find_file(MANIFEST_NAME)
         except StorageError:
-            found = None
+            found, has_looked = None, False
         if found is not None and found.size_bytes == len(manifest):
             return
-        if isinstance(error, UnavailableError):
+        if isinstance(error, UnavailableError) or not (has_looked or was_refused):
             raise SaveError(f"the manifest may have been written or not: {error}", unknown=True) from error
         raise
 

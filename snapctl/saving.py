@@ -125,7 +125,6 @@ def start_save(
             after._released.wait()
         save = _Save(save_dir, step, app_state, storage_options, tuple(replicated), options, started)
         save.stage()
-        save.finish_in_background()
         return save.pending
 
 
@@ -183,7 +182,7 @@ class _Save:
     # -- while training stands still ---------------------------------------------------------------------------
 
     def stage(self) -> None:
-        """Everything up to the moment when the training state is free again."""
+        """Everything up to the moment when the training state is free again; the rest goes on by itself."""
         try:
             url = self._ranks.meet(self._step, self._save_dir.url)
             if url != self._save_dir.url:
@@ -203,11 +202,14 @@ class _Save:
                 loop=self._loop,
                 before_writing=self._clear,
             )
+            self._blocked_seconds = time.monotonic() - self._started
+            self._in_background(self._finish)
         except BaseException as error:
             self._fail(error)
             raise_as = self.pending._error
             self._wind_up()
-            self._in_background(self._leave)
+            with contextlib.suppress(RuntimeError):  # no more threads
+                self._in_background(self._leave)
             if raise_as is error or raise_as is None:
                 raise
             raise raise_as from error
@@ -229,10 +231,6 @@ class _Save:
 
     # -- while training goes on --------------------------------------------------------------------------------
 
-    def finish_in_background(self) -> None:
-        self._blocked_seconds = time.monotonic() - self._started
-        self._in_background(self._finish)
-
     def _in_background(self, work: Callable[[], None]) -> None:
         thread = threading.Thread(target=work, name=f"snapctl-save-{self._step}", daemon=True)
         exiting.register(self.pending, thread, f"the save of {self.pending.path}")
@@ -241,19 +239,22 @@ class _Save:
     def _finish(self) -> None:
         try:
             timings = self._write()
-            self._commit(timings)
+            everybody = self._commit(timings)
         except BaseException as error:  # noqa: BLE001 - it is raised again by wait()
             self._fail(error)
             logger.error("%s: %s", self.pending.path, self.pending._error)  # noqa: TRY400 - wait() has the traceback
         else:
             self.pending._over.set()
+            self._log(timings, everybody)
             self._tidy()
         self._wind_up()
         self._leave()
 
     def _leave(self) -> None:
-        self._ranks.leave()
-        exiting.unregister(self.pending)
+        try:
+            self._ranks.leave()
+        finally:
+            exiting.unregister(self.pending)
 
     def _write(self) -> RankTimings:
         """Writes this rank's blobs and makes them durable."""
@@ -273,12 +274,13 @@ class _Save:
             self._ranks.check()
         await work
 
-    def _commit(self, timings: RankTimings) -> None:
+    def _commit(self, timings: RankTimings) -> tuple[RankTimings, ...]:
+        """Makes the checkpoint complete, or hears that it is; the timings of all ranks on rank 0."""
         assert self._plugin is not None and self._staged is not None
         blobs = {path: written.sum for path, written in self._plugin.written.items()}
         gathered = self._ranks.gather((timings, blobs))
         self._has_reported = True
-        all_timings = (timings,)
+        all_timings: tuple[RankTimings, ...] = (timings,)
         if gathered is not None:
             storage = self._plugin.storage
             held = [found for _, found in gathered]
@@ -294,11 +296,20 @@ class _Save:
                 ranks=all_timings,
                 blobs=merged if self._options.checksums else {},
             )
+            self._kept = merged.keys()
             self._ranks.check()
             commit(storage, manifest, record, durable=self._options.fsync)
-            self._kept = merged.keys()
-        self._ranks.share(None)
-        self._log(timings, all_timings)
+        self._tell_of_the_commit()
+        return all_timings
+
+    def _tell_of_the_commit(self) -> None:
+        """From here on the checkpoint stands, whatever becomes of the other ranks."""
+        try:
+            self._ranks.share(None)
+        except SaveError as error:
+            if self._ranks.rank != 0:
+                raise
+            logger.warning("%s is complete, but the other ranks may not have heard: %s", self.pending.path, error)
 
     def _log(self, mine: RankTimings, everybody: Sequence[RankTimings]) -> None:
         slowest = max(everybody, key=lambda timings: timings.durable_seconds)
@@ -333,8 +344,11 @@ class _Save:
 
     def _fail(self, error: BaseException) -> None:
         """Tells everybody, and keeps what `wait` is to raise."""
+        heard = error is self._ranks.failure
         unknown = isinstance(error, SaveError) and error.unknown
-        if self._has_reported and self._ranks.rank != 0 and error is not self._ranks.failure:
+        if self._ranks.rank == 0 and heard:
+            unknown = False  # it has not committed, and will not
+        elif self._ranks.rank != 0 and self._has_reported and not heard:
             unknown = True  # contact was lost while rank 0 may have been about to commit
         if not isinstance(error, UnsavableError):  # of which all ranks have learned together
             self._ranks.fail(error, unknown=unknown)
@@ -358,13 +372,17 @@ class _Save:
         """Leaves nothing behind: no tasks, no threads, and after a failure no blobs."""
         failed = self.pending._error is not None
         self.pending._over.set()
-        self._close_loop()
-        if self._plugin is not None:
-            self._plugin.shut_down()
-            if failed and not self._unknown:
-                self._remove_blobs()
-        self._staged = None
-        self.pending._released.set()
+        try:
+            self._close_loop()
+            if self._plugin is not None:
+                self._plugin.shut_down()
+                if failed and not self._unknown:
+                    self._remove_blobs()
+        except Exception as error:  # noqa: BLE001 - the next save waits for this one, and must not hang
+            logger.warning("%s: not all is tidied up: %s", self.pending.path, describe(error))
+        finally:
+            self._staged = None
+            self.pending._released.set()
 
     def _close_loop(self) -> None:
         tasks = asyncio.all_tasks(self._loop)
@@ -377,12 +395,8 @@ class _Save:
     def _remove_blobs(self) -> None:
         """Makes room again: the blobs of a checkpoint that will never be complete."""
         assert self._plugin is not None
-        files = [written.file for written in self._plugin.written.values()]
-        try:
-            delete_blobs(self._plugin.storage, files)
-            self._plugin.storage.delete_empty_dirs()
-        except Exception as error:  # noqa: BLE001 - the save has failed already; this must not hide why
-            logger.warning("%s: blobs are left behind: %s", self.pending.path, describe(error))
+        delete_blobs(self._plugin.storage, [written.file for written in self._plugin.written.values()])
+        self._plugin.storage.delete_empty_dirs()
 
 
 def open_ranks(patience_seconds: float) -> Ranks:

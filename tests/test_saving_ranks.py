@@ -436,6 +436,27 @@ def test_the_others_hear_of_the_commit_before_rank_0_may_end(tmp_path: pathlib.P
     assert (tmp_path / "1/.snapshot_metadata").exists()
 
 
+def lose_the_store_after_the_commit(rank: int, path: str) -> str:
+    from snapctl.ranks import StoreRanks
+
+    original = StoreRanks.share
+
+    def share(self: StoreRanks, value: Any) -> Any:
+        if rank == 0 and os.path.exists(os.path.join(path, "1/.snapshot_metadata")):
+            raise SaveError("the store of the ranks is gone")
+        return original(self, value)
+
+    StoreRanks.share = share  # type: ignore[method-assign]
+    return _try(Snapshot(path, state_of(rank), options=PATIENCE), 1)
+
+
+def test_a_checkpoint_that_was_committed_stands_whatever_happens_to_the_other_ranks(tmp_path: pathlib.Path) -> None:
+    first, second = values(run_ranks(2, lose_the_store_after_the_commit, str(tmp_path), store="outside"))
+    assert first == "saved"
+    assert "step 1 may not have been saved: rank 0 gave no sign of life" in second
+    assert [read_stored(tmp_path / "1")[f"{rank}/m/w"][0].item() for rank in (0, 1)] == [1, 2]
+
+
 def separate_disks(rank: int, paths: list[str]) -> str:
     original = LocalStorage.child
     LocalStorage.child = lambda self, name: original(LocalStorage(paths[rank]), name)  # type: ignore[method-assign]

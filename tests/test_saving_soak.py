@@ -5,7 +5,6 @@ A few rounds run with the other tests; all of them with ``-m soak``.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
@@ -84,8 +83,8 @@ def kill_one_process(save_dir: pathlib.Path, log: pathlib.Path, attempt: int, de
 def _train_quietly(save_dir: str, log: str, attempt: int, batching: bool) -> None:
     os.environ["TORCHSNAPSHOT_DISABLE_BATCHING"] = "0" if batching else "1"
     torch.set_num_threads(1)
-    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
-        train(0, save_dir, log, attempt)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    train(0, save_dir, log, attempt)
 
 
 def kill_one_rank(save_dir: pathlib.Path, log: pathlib.Path, attempt: int, delay: float, victim: int) -> float:
@@ -101,9 +100,8 @@ def kill_one_rank(save_dir: pathlib.Path, log: pathlib.Path, attempt: int, delay
         if seen == 2:
             break
     time.sleep(delay)
-    for pid in _ranks_of(job.pid):
-        if _environment(pid).get("RANK") == str(victim):
-            os.kill(pid, signal.SIGKILL)
+    (pid,) = (pid for pid in _ranks_of(job.pid) if _environment(pid).get("RANK") == str(victim))
+    os.kill(pid, signal.SIGKILL)
     started = time.monotonic()
     job.stdout.read()
     job.wait(timeout=90)

@@ -77,6 +77,7 @@ def kinds() -> dict[str, Any]:
         "strided": torch.randn(20)[::3],
         "channels last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
         "negated lazily": torch.randn(4, dtype=torch.complex64).conj().imag,
+        "negated lazily, contiguous": torch._neg_view(torch.randn(4)),
         "parameter": torch.nn.Parameter(torch.randn(3)),
         "needs grad": torch.randn(3, requires_grad=True) * 2,
         "complex64": torch.randn(9, dtype=torch.complex64),
