@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Any
 
-from snapctl.blob_file import BlobFile
+from snapctl.blob_file import SMALL_FILE_BYTES, BlobFile
 from snapctl.errors import (
     DamagedError,
     InvalidPathError,
@@ -23,6 +23,7 @@ from snapctl.tensor_layout import Box
 LOCAL_READ_BYTES = 8 << 20
 REMOTE_READ_BYTES = 4 << 20
 """The longest request: several at once are faster than one, and each is held twice for a moment."""
+MAX_PREFETCHED_BYTES = 32 << 20
 REMOTE_GAP_BYTES = 64 << 10
 """Reading over so many bytes in an object store is faster than asking twice. A local disk reads what it is asked."""
 
@@ -49,6 +50,7 @@ class BlobReader:
         self._pool: ThreadPoolExecutor | None = None
         self._files: dict[str, FileInfo | None] = {}
         self._all_listed = False
+        self._prefetched: dict[tuple[str, int], bytearray] = {}
 
     def close(self) -> None:
         """Ends its threads; what has not begun is cancelled."""
@@ -165,7 +167,39 @@ class BlobReader:
             raise problem
         assert found is not None
         end = box.byte_range[1] if box.byte_range is not None else found.size_bytes
+        held = self._prefetched.pop((box.location, box.start), None)
+        if held is not None:
+            data = memoryview(held)
+
+            def copy(start: int, buffer: memoryview) -> None:
+                buffer[:] = data[start - box.start : start - box.start + len(buffer)]
+
+            return BlobFile(copy, box.start, end)
         return BlobFile(lambda start, buffer: self.fill(box.location, start, buffer, box.entry), box.start, end)
+
+    def prefetch(self, boxes: Sequence[Box]) -> None:
+        """Reads small stretches that `open` will be asked for, all at once: one by one each would wait for the network.
+
+        Those that are missing or too much are left to `open`.
+        """
+        files = self.look_up(box.location for box in boxes)
+        wanted: dict[tuple[str, int], tuple[Box, bytearray]] = {}
+        room = MAX_PREFETCHED_BYTES
+        for box in boxes:
+            found = files[box.location]
+            if found is None or blob_problem(box, found) is not None:
+                continue
+            size = (box.byte_range[1] if box.byte_range is not None else found.size_bytes) - box.start
+            if size <= SMALL_FILE_BYTES and size <= room and (box.location, box.start) not in self._prefetched:
+                room -= size
+                wanted[box.location, box.start] = (box, bytearray(size))
+        wait_for(
+            [
+                self.submit(self.fetch, box.location, box.start, memoryview(data), box.entry)
+                for box, data in wanted.values()
+            ]
+        )
+        self._prefetched.update({place: data for place, (_, data) in wanted.items()})
 
 
 def wait_for(futures: Sequence[Future[None]]) -> None:

@@ -17,6 +17,7 @@ from snapctl.storage.local import absolute_path, temporary_name, translate_os_er
 FLUSH_BYTES = 64 << 20
 """From so many unflushed bytes on the disk is set to work while we go on: the end, and an interrupt, wait for less."""
 MAX_UNFLUSHED_BYTES = 512 << 20
+SMALL_WRITE_BYTES = 256 << 10
 _MAX_WRITE_BYTES = 1 << 30
 
 
@@ -77,6 +78,7 @@ class NewFile:
         self._temporary = temporary_name(path)
         self._descriptor = -1
         self._flusher: _Flusher | None = None
+        self._small = bytearray()
 
     def __enter__(self) -> NewFile:
         with self._errors():
@@ -86,14 +88,27 @@ class NewFile:
         return self
 
     def write(self, data: bytes | memoryview, /) -> int:
-        """Writes all of it."""
+        """Writes all of it; little pieces are put together first."""
         view = memoryview(data).cast("B")
+        if len(view) < SMALL_WRITE_BYTES:
+            self._small += view
+            if len(self._small) >= SMALL_WRITE_BYTES:
+                self._write_small()
+        else:
+            self._write_small()
+            self._write(view)
+        return len(view)
+
+    def _write_small(self) -> None:
+        small, self._small = self._small, bytearray()
+        self._write(memoryview(small))
+
+    def _write(self, view: memoryview) -> None:
         with self._errors():
             while view:
                 written = os.write(self._descriptor, view[:_MAX_WRITE_BYTES])
                 view = view[written:]
                 self._advance(written)
-        return len(memoryview(data).cast("B"))
 
     def append(self, copy: Callable[[int], int]) -> int:
         """Lets a function append to the descriptor that it is given.
@@ -101,6 +116,7 @@ class NewFile:
         Args:
             copy: returns how many bytes it appended; its errors are its own.
         """
+        self._write_small()
         copied = copy(self._descriptor)
         with self._errors():
             self._advance(copied)
@@ -114,10 +130,11 @@ class NewFile:
             self._flusher.advance(self.size_bytes)
 
     def flush(self) -> None:
-        """Nothing is held back."""
+        """Nothing has to be flushed before `commit`."""
 
     def commit(self) -> None:
         """Makes the content durable and gives the file its name."""
+        self._write_small()
         with self._errors():
             if self._flusher is not None:
                 self._flusher.stop()

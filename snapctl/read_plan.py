@@ -68,6 +68,9 @@ class BoxIndex:
 
     def find(self, region: Region) -> Iterator[tuple[Box, Region]]:
         """The boxes that share elements with a region, and what they share."""
+        if len(self._boxes) == 1 and region == (self._boxes[0].offsets, self._boxes[0].sizes):
+            yield self._boxes[0], region
+            return
         for box in self._candidates(region):
             shared = intersect((box.offsets, box.sizes), region)
             if shared is not None:
@@ -97,21 +100,29 @@ def plan_box(
         read_bytes: make no stretch longer, where it can be cut at all.
     """
     strides = _strides(box.sizes, item_bytes)
+    size_bytes = item_bytes * math.prod(shared[1])
+    if (
+        shared == region == (box.offsets, box.sizes) and size_bytes <= read_bytes
+    ):  # a whole small tensor: the usual case
+        origin = (0,) * len(strides)
+        start = box.start
+        yield Span(box.entry, box.location, start, start + size_bytes, target, origin, box.sizes, strides, True)
+        return
     offsets = tuple(a - b for a, b in zip(shared[0], box.offsets, strict=True))
     to_target = tuple(a - b for a, b in zip(box.offsets, region[0], strict=True))
     for begin, sizes in _cut(offsets, shared[1], strides, item_bytes, gap_bytes, read_bytes):
-        start = box.start + sum(o * stride for o, stride in zip(begin, strides, strict=True))
-        end = start + _length(sizes, strides, item_bytes)
+        first = box.start + sum(o * stride for o, stride in zip(begin, strides, strict=True))
+        end = first + _length(sizes, strides, item_bytes)
         yield Span(
             box.entry,
             box.location,
-            start,
+            first,
             end,
             target,
             tuple(a + b for a, b in zip(begin, to_target, strict=True)),
             sizes,
             strides,
-            end - start == item_bytes * math.prod(sizes),
+            end - first == item_bytes * math.prod(sizes),
         )
 
 

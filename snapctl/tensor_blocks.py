@@ -35,11 +35,12 @@ class PlannedBlock:
     layout: TensorLayout
     region: Region
     dtype: np.dtype[Any]
+    is_raw: bool
 
     @property
     def arena_bytes(self) -> int:
         """Room that it takes in an arena; none for what is decoded elsewhere."""
-        if not self.layout.is_raw:
+        if not self.is_raw:
             return 0
         size = math.prod(self.region[1]) * self.dtype.itemsize
         return -(-size // _ALIGNMENT) * _ALIGNMENT
@@ -58,7 +59,7 @@ class Arena:
         arrays: list[Array] = []
         position = 0
         for item in batch:
-            sizes = item.region[1] if item.layout.is_raw else (0,)
+            sizes = item.region[1] if item.is_raw else (0,)
             stop = position + math.prod(sizes) * item.dtype.itemsize
             arrays.append(self._memory[position:stop].view(item.dtype).reshape(sizes))
             position += item.arena_bytes

@@ -118,6 +118,8 @@ class TensorLayout:
     @property
     def is_raw(self) -> bool:
         """Its elements can be read without torch, and any part of it by itself."""
+        if len(self.boxes) == 1:  # nearly always: worth its own line
+            return self.boxes[0].serializer == RAW_SERIALIZER and self.dtype is not None
         return self.dtype is not None and all(box.serializer == RAW_SERIALIZER for box in self.boxes)
 
     @property
@@ -166,6 +168,10 @@ def inspect_layouts(entry: LogicalEntry) -> tuple[tuple[TensorLayout, ...], tupl
         UnsupportedEntryError: it is no tensor, or of a kind that this version does not know.
     """
     first = entry.entries[0][1]
+    if type(first) is TensorEntry and len(entry.entries) == 1:  # nearly all of a large manifest: worth its own lines
+        layout = _plain_layout(entry, first)
+        found = tuple(_box_problems(layout.boxes[0]))
+        return (() if found else (layout,)), found
     if isinstance(first, ShardedTensorEntry | DTensorEntry):
         candidates = [_join_shards(entry)]
     elif isinstance(first, TensorEntry | ChunkedTensorEntry) or (isinstance(first, ObjectEntry) and first.is_tensor):
@@ -175,9 +181,9 @@ def inspect_layouts(entry: LogicalEntry) -> tuple[tuple[TensorLayout, ...], tupl
     layouts: list[TensorLayout] = []
     problems: list[DamagedError] = []
     for layout, declared in candidates:
-        found = list(_layout_problems(layout, declared))
-        problems += found
-        if not found:
+        wrong = list(_layout_problems(layout, declared))
+        problems += wrong
+        if not wrong:
             layouts.append(layout)
     return tuple(layouts), tuple(problems)
 
@@ -210,6 +216,15 @@ def find_missing_shards(entry: LogicalEntry, manifest: Manifest, ranks: Collecti
                 DamagedError(f"{path}: {rank}/{parent} names it, and it has no entry", kind="missing-entry", entry=path)
             )
     return problems
+
+
+def _plain_layout(entry: LogicalEntry, source: TensorEntry) -> TensorLayout:
+    """The layout of a tensor that one rank holds in one piece."""
+    manifest_path = entry.entries[0][0]
+    shape = tuple(source.shape)
+    dtype = _short(source.dtype)
+    box = Box(manifest_path, (0,) * len(shape), shape, source.location, source.serializer, dtype, source.byte_range)
+    return TensorLayout(entry.path, manifest_path, entry.ranks, dtype, shape, (box,))
 
 
 def _own_tensors(entry: LogicalEntry) -> list[tuple[TensorLayout, Entry]]:

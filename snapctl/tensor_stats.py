@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,19 +95,21 @@ def _plain(value: Any) -> Number:
     return float(value)
 
 
-def compute_stats(reader: TensorReader, item: Item) -> TensorStats:
-    """The statistics of an item, of quantized ones of the values that they stand for.
+def compute_stats(reader: TensorReader, items: Sequence[Item]) -> list[TensorStats]:
+    """The statistics of items, read in one go; of quantized ones of the values that they stand for.
 
     Raises:
         DamagedError, UnsupportedEntryError, RefusedError, MissingExtraError, StorageError: as `TensorReader.read`.
     """
-    builder = StatsBuilder()
-    if item.layout.dtype in TORCH_ONLY_DTYPES:
-        builder.add(values_of(reader.read_torch(item.layout, rows_of(item)), entry=item.layout.entry))
-    else:
-        for block in reader.iter_blocks([(item.layout, item.region)]):
-            builder.add(block.array)
-    return builder.finish()
+    builders = [StatsBuilder() for _ in items]
+    streamed = [number for number, item in enumerate(items) if item.layout.dtype not in TORCH_ONLY_DTYPES]
+    for block in reader.iter_blocks((items[number].layout, items[number].region) for number in streamed):
+        builders[streamed[block.index]].add(block.array)
+    for number, item in enumerate(items):
+        if item.layout.dtype in TORCH_ONLY_DTYPES:
+            tensor = reader.read_torch(item.layout, rows_of(item))
+            builders[number].add(values_of(tensor, entry=item.layout.entry))
+    return [builder.finish() for builder in builders]
 
 
 def is_finite(stats: TensorStats) -> bool:

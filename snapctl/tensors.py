@@ -44,6 +44,9 @@ MIN_COPIED_BYTES = 4 << 20
 Rows = tuple[int, int | None]
 """``(start, stop)`` of dimension 0; without a stop: to the end."""
 
+_FEW_BOXES = 4
+_MAX_INDEXES = 256
+
 _Batch = tuple[list[PlannedBlock], list[Array], list["Future[None]"]]
 
 
@@ -121,9 +124,12 @@ class TensorReader:
 
     def check_parts(self, parts: Sequence[tuple[TensorLayout, Region]]) -> None:
         """As `check`, for parts of many tensors, whose blobs are looked up together."""
-        self.look_up(box.location for layout, region in parts for box in self._needed(layout, region))
-        for layout, region in parts:
-            self.check([layout], region)
+        boxes = [box for layout, region in parts for box in self._needed(layout, region)]
+        files = self.look_up(box.location for box in boxes)
+        for box in boxes:
+            problem = blob_problem(box, files[box.location])
+            if problem is not None:
+                raise problem
 
     def stored_bytes(self, parts: Sequence[tuple[TensorLayout, Region]]) -> int:
         """What has to be read for parts of tensors whose blobs have been looked up."""
@@ -149,9 +155,12 @@ class TensorReader:
             yield from (box for box, _ in self._index(layout).find(region))
 
     def _index(self, layout: TensorLayout) -> BoxIndex:
+        """The index of a layout; only those worth keeping are kept, by identity."""
+        if len(layout.boxes) <= _FEW_BOXES:
+            return BoxIndex(layout)
         held = self._indexes.get(id(layout))
         if held is None:
-            if len(self._indexes) > 256:
+            if len(self._indexes) > _MAX_INDEXES:
                 self._indexes.clear()
             held = self._indexes[id(layout)] = (layout, BoxIndex(layout))
         return held[1]
@@ -183,9 +192,9 @@ class TensorReader:
         Raises:
             DamagedError, UnsupportedEntryError, RefusedError, MissingExtraError, StorageError: as `read`.
         """
-        self.look_up(box.location for request in requests for box in self._needed(request.layout, request.region))
         targets = [_checked_bits(request) for request in requests]
         reads = self._plan([(request.layout, request.region) for request in requests])
+        self.look_up(read.location for read in reads)
         wait_for(self._submit(reads, targets))
         for request, target in zip(requests, targets, strict=True):
             if not request.layout.is_raw:
@@ -248,21 +257,21 @@ class TensorReader:
         for index, (layout, region) in enumerate(parts):
             dtype = numpy_dtype(layout.dtype or "")
             if not layout.is_raw:
-                yield PlannedBlock(index, layout, region, dtype)
+                yield PlannedBlock(index, layout, region, dtype, False)
                 continue
             for part in cut_into_blocks(region, dtype.itemsize, self._batch_bytes):
-                yield PlannedBlock(index, layout, part, dtype)
+                yield PlannedBlock(index, layout, part, dtype, True)
 
     def _begin(self, batch: list[PlannedBlock], arena: Arena) -> _Batch:
-        raw = [item for item in batch if item.layout.is_raw]
-        self.look_up(box.location for item in raw for box in self._needed(item.layout, item.region))
+        raw = [item for item in batch if item.is_raw]
         arrays = arena.arrays(batch)
-        targets = [bits(array) for item, array in zip(batch, arrays, strict=True) if item.layout.is_raw]
+        targets = [bits(array) for item, array in zip(batch, arrays, strict=True) if item.is_raw]
         reads = self._plan([(item.layout, item.region) for item in raw])
+        self.look_up(read.location for read in reads)
         return batch, arrays, self._submit(reads, targets)
 
     def _finished(self, item: PlannedBlock, array: Array) -> Array:
-        if item.layout.is_raw:
+        if item.is_raw:
             return array
         if len(item.layout.boxes) == 1:
             box = item.layout.boxes[0]
@@ -301,6 +310,14 @@ class TensorReader:
         return True
 
     # -- decoding ----------------------------------------------------------------------------------------------
+
+    def prefetch(self, layouts: Sequence[TensorLayout]) -> None:
+        """Reads the small blobs of tensors that are not raw all at once, before they are decoded one by one.
+
+        Raises:
+            DamagedError, StorageError: as `read`.
+        """
+        self._blobs.prefetch([box for layout in layouts if not layout.is_raw for box in layout.needed_boxes])
 
     def learn(self, layout: TensorLayout) -> TensorLayout:
         """The layout with dtype and shape, which for snapshots of 0.0.x have to be taken from a blob.

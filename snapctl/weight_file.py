@@ -52,6 +52,7 @@ def make_content(
     values = selection.values if with_values else ()
     names = file_names([*(entry for entry, _ in selection.tensors), *values], strip_prefix)
     count = len(selection.tensors)
+    reader.prefetch([layout for _, layout in selection.tensors])
     items = [
         make_item(reader, name, layout, rows, dtype)
         for name, (_, layout) in zip(names[:count], selection.tensors, strict=True)

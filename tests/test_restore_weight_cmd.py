@@ -743,6 +743,7 @@ def test_progress_with_a_rate_goes_to_a_terminal_on_stderr_only(minigcs: Control
         ["-o", "x.npy", "--dtype", "float5"],
         ["-o", "x.npy", "--dtype", "qint8"],
         ["-o", "x.npy", "--rank", "-1"],
+        ["-o", "x.npy", "--rank", "1"],
         ["-o", "x.npy", "--rows", "0:13"],
         ["-o", "x.npy", "--rows", "5:4"],
         ["-o", "x.safetensors", "--strip-prefix", "other/"],

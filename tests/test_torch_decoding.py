@@ -271,3 +271,20 @@ def test_over_the_network_an_archive_takes_a_few_requests(proxied: tuple[Bucket,
     reader = TensorReader(storage)
     assert torch.equal(reader.read_torch(resolve_layouts(logical)[0]), value)
     assert proxy.stats()["n"] <= 8
+
+
+def test_many_small_ones_over_the_network_are_read_at_once(proxied: tuple[Bucket, Controlled]) -> None:
+    bucket, proxy = proxied
+    entries = {}
+    for number in range(40):
+        bucket.write(f"10/o/{number}", saved(torch.full((3,), number).to(torch.complex64)))
+        entries[f"0/t{number}"] = tensor_entry(f"o/{number}", [3], "complex64", serializer="torch_save")
+    bucket.write("10/.snapshot_metadata", metadata(entries))
+    storage = open_storage(f"{bucket.url}/10")
+    layouts = [resolve_layouts(entry)[0] for entry in read_manifest(storage).logical_entries()]
+    proxy.reset()
+    proxy.configure(latency=0.05)
+    reader = TensorReader(storage)
+    reader.prefetch(layouts)
+    assert [int(reader.read(layout)[0].real) for layout in layouts] == list(range(40))
+    assert (proxy.stats()["n"], proxy.stats()["maxinflight"] > 10) == (41, True)

@@ -98,6 +98,8 @@ def command(
     snapshot = open_snapshot(checkpoint, step, parse_storage_options(storage_option))
     for warning in snapshot.warnings:
         out.warn(warning)
+    if rank is not None and rank >= snapshot.manifest.world_size:
+        raise InvalidOptionError(f"--rank {rank}: {snapshot.manifest.world_size} ranks saved this checkpoint")
     with TensorReader(snapshot.storage) as reader:
         chosen = select(
             reader,
@@ -260,7 +262,7 @@ def _show_stats(delivery: _Delivery) -> None:
     reader.check_parts(parts)
     with out.progress("reading", reader.stored_bytes(parts)) as report:
         reader.on_read(report)
-        stats = [compute_stats(reader, item) for item in items]
+        stats = compute_stats(reader, items)
     if out.as_json:
         delivery.document(stats=stats)
         return

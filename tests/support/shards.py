@@ -63,7 +63,7 @@ class Builder:
         self.write = write
         self.step = step
         self.manifest: dict[str, Any] = {}
-        self._slab = b""
+        self._slab = bytearray()
 
     def dense(self, path: str, array: np.ndarray[Any, Any], *, replicated: bool = False, slab: bool = False) -> None:
         self.manifest[path] = self._tensor(path, array.shape, array.dtype.name, array.tobytes(), slab) | {
@@ -115,7 +115,7 @@ class Builder:
             containers.setdefault(parent, []).append(key.replace("%2F", "/").replace("%25", "%"))
         manifest = {path: {"type": "dict", "keys": keys} for path, keys in containers.items()} | self.manifest
         if self._slab:
-            self.write(f"{self.step}/batched/0f0f", self._slab)
+            self.write(f"{self.step}/batched/0f0f", bytes(self._slab))
         self.write(f"{self.step}/.snapshot_metadata", metadata(manifest, world_size))
         return manifest
 
