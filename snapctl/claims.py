@@ -344,19 +344,33 @@ def take_back(storage: Storage, file: FileInfo) -> None:
 
 
 def claim_eval(
-    checkpoint_path: str, eval_partition: str, *, owner: str | None = None, ttl: float = DEFAULT_CLAIM_TTL_SECONDS
+    checkpoint_path: str,
+    eval_partition: str,
+    *,
+    owner: str | None = None,
+    ttl: float = DEFAULT_CLAIM_TTL_SECONDS,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Claim:
     """`take_claim` by the checkpoint's path; `ttl` in seconds. The claim's `owner` is what the other calls ask for."""
-    return take_claim(open_checkpoint(checkpoint_path), eval_partition, owner=owner, ttl_seconds=ttl)
+    storage = open_checkpoint(checkpoint_path, None, storage_options)
+    return take_claim(storage, eval_partition, owner=owner, ttl_seconds=ttl)
 
 
 def renew_claim(
-    checkpoint_path: str, eval_partition: str, owner: str, *, ttl: float = DEFAULT_CLAIM_TTL_SECONDS
+    checkpoint_path: str,
+    eval_partition: str,
+    owner: str,
+    *,
+    ttl: float = DEFAULT_CLAIM_TTL_SECONDS,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Claim:
     """`renew_claim_of` by the checkpoint's path; `ttl` in seconds, from now on."""
-    return renew_claim_of(open_checkpoint(checkpoint_path), eval_partition, owner, ttl_seconds=ttl)
+    storage = open_checkpoint(checkpoint_path, None, storage_options)
+    return renew_claim_of(storage, eval_partition, owner, ttl_seconds=ttl)
 
 
-def release_claim(checkpoint_path: str, eval_partition: str, owner: str) -> None:
+def release_claim(
+    checkpoint_path: str, eval_partition: str, owner: str, *, storage_options: Mapping[str, Any] | None = None
+) -> None:
     """`release_claim_of` by the checkpoint's path."""
-    release_claim_of(open_checkpoint(checkpoint_path), eval_partition, owner)
+    release_claim_of(open_checkpoint(checkpoint_path, None, storage_options), eval_partition, owner)

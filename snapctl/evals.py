@@ -8,6 +8,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -375,13 +376,16 @@ def _keep_if(storage: Storage, written: FileInfo, look: Callable[[], None]) -> N
 # -- the names that training code knows ------------------------------------------------------------------------------
 
 
-def is_done_eval(checkpoint_path: str, eval_partition: str) -> bool:
+def is_done_eval(
+    checkpoint_path: str, eval_partition: str, *, storage_options: Mapping[str, Any] | None = None
+) -> bool:
     """Whether a partition has been evaluated on a checkpoint; False for a checkpoint that is not there.
 
     Raises:
+        InvalidOptionError: not a partition's name.
         StorageError: it could not be looked at.
     """
-    return open_storage(checkpoint_path).find_file(marker_path(eval_partition)) is not None
+    return open_storage(checkpoint_path, storage_options).find_file(marker_path(eval_partition)) is not None
 
 
 def mark_done_eval(
@@ -390,6 +394,7 @@ def mark_done_eval(
     *,
     metrics: Mapping[str, float] | None = None,
     owner: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Marks a partition as evaluated on a checkpoint; `mark` by the checkpoint's path."""
-    mark(open_checkpoint(checkpoint_path), eval_partition, metrics, owner=owner)
+    mark(open_checkpoint(checkpoint_path, None, storage_options), eval_partition, metrics, owner=owner)

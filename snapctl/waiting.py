@@ -177,6 +177,7 @@ def checkpoints_iterator(
     seconds_to_sleep: float = 30,
     timeout: float | None = 1800,
     *,
+    storage_options: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[str]:
@@ -197,7 +198,7 @@ def checkpoints_iterator(
     """
     pace = Pace(timeout, seconds_to_sleep, clock, sleep)
     try:
-        for found in follow_checkpoints(open_storage(save_dir), Wanted(), pace, existing="newest"):
+        for found in follow_checkpoints(open_storage(save_dir, storage_options), Wanted(), pace, existing="newest"):
             yield found.path
     except DeadlineError:
         return
@@ -210,6 +211,7 @@ def wait_for_evaluators(
     timeout: float | None,
     *,
     seconds_to_sleep: float = 10,
+    storage_options: Mapping[str, Any] | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
@@ -232,4 +234,5 @@ def wait_for_evaluators(
     if not partitions:
         return
     wanted = Wanted(step=global_step, evaluated_by=partitions)
-    wait_for_checkpoint(open_storage(save_dir), wanted, Pace(timeout, seconds_to_sleep, clock, sleep))
+    storage = open_storage(save_dir, storage_options)
+    wait_for_checkpoint(storage, wanted, Pace(timeout, seconds_to_sleep, clock, sleep))

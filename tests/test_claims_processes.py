@@ -99,7 +99,7 @@ def test_of_many_processes_one_gets_the_claim_though_answers_are_lost(proxied: t
     bucket, proxy = proxied
     write_checkpoint(lambda path, data=b"": bucket.write(f"run/{path}", data), 10)
     proxy.configure(faults=[{"match": "/upload/", "lose": True, "p": 0.2}])
-    run_rounds(f"{bucket.url}/run", 8, 6)
+    run_rounds(f"{bucket.url}/run", 5, 8)
 
 
 @pytest.mark.soak

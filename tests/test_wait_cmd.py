@@ -455,3 +455,18 @@ def test_half_a_manifest_at_the_moment_of_a_look_is_not_printed(run_dir: pathlib
         writer.join()
     assert (process.returncode, out) == (0, f"{run_dir}/40\n")
     assert size == len(whole)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("wait", "{}", "--at-least", "0"), ("mark-eval", "{}/10", "val", "--claim"), ("pin", "{}/10")]
+)
+def test_these_commands_load_nothing_that_they_do_not_need(run_dir: pathlib.Path, arguments: tuple[str, ...]) -> None:
+    code = (
+        "import sys\nfrom snapctl.cli.main import main\ncode = main(sys.argv[1:])\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}))\nsys.exit(code)"
+    )
+    words = [argument.format(run_dir) for argument in arguments]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 0
+    loaded = set(done.stdout.split())
+    assert not loaded & {"torch", "gcsfs", "fsspec", "rich", "numpy", "yaml", "pydantic", "torchsnapshot"}

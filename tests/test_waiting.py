@@ -887,6 +887,23 @@ def test_a_step_that_will_not_come_is_not_waited_for(waiting: Waiting) -> None:
         wait_for(waiting, ["val"], 20)
 
 
+def test_storage_options_reach_every_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("snapctl.storage.gcs.MAX_ATTEMPTS", 1)
+    options = {"endpoint_url": "http://127.0.0.1:1", "token": "anon"}
+    url = f"gs://bucket-{uuid.uuid4().hex}/run"
+    for call in (
+        lambda: snapctl.is_done_eval(f"{url}/1", "val", storage_options=options),
+        lambda: snapctl.mark_done_eval(f"{url}/1", "val", storage_options=options),
+        lambda: snapctl.claim_eval(f"{url}/1", "val", storage_options=options),
+        lambda: snapctl.renew_claim(f"{url}/1", "val", "me", storage_options=options),
+        lambda: snapctl.release_claim(f"{url}/1", "val", "me", storage_options=options),
+        lambda: next(snapctl.checkpoints_iterator(url, timeout=0, storage_options=options)),
+        lambda: snapctl.wait_for_evaluators(url, ["val"], 1, 0, storage_options=options),
+    ):
+        with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):
+            call()
+
+
 def test_the_default_clock_is_a_real_one(tmp_path: pathlib.Path) -> None:
     write_checkpoint(local_writer(tmp_path), 10)
     started = time.monotonic()
