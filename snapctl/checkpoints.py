@@ -40,6 +40,8 @@ from snapctl.storage import FileInfo, ScannedDir, Storage, collect_errors, open_
 
 State = Literal["complete", "incomplete", "unreadable"]
 Chooser = Callable[[Sequence["Checkpoint"]], Sequence["Checkpoint"]]
+Judge = Callable[[Storage, Manifest], str | None]
+"""Why a checkpoint does not answer, or None if it does; raises `StorageError` where that cannot be told."""
 
 FUTURE_TOLERANCE_SECONDS = 300.0
 EARLIEST_SAVE_TIME = 1640995200.0
@@ -254,13 +256,15 @@ def open_checkpoint(
         hint = f"with --step, pass the save directory: {parent.url}" if parent is not None else None
         raise InvalidPathError(f"{place.storage.url}: is a checkpoint already", hint=hint)
     if str(step) not in place.step_names:
-        raise CheckpointNotFoundError(f"{place.storage.url}: no step {step}", hint=_nearest_steps(place, step))
+        raise no_such_step(place, step)
     return place.storage.child(str(step))
 
 
-def _nearest_steps(place: Place, step: int) -> str | None:
+def no_such_step(place: Place, step: int) -> CheckpointNotFoundError:
+    """The error for a step that a save directory does not have; its hint names the nearest."""
     nearest = sorted(place.step_names, key=lambda name: abs(int(name) - step))[:3]
-    return f"there are: {', '.join(sorted(nearest, key=int))}" if nearest else None
+    hint = f"there are: {', '.join(sorted(nearest, key=int))}" if nearest else None
+    return CheckpointNotFoundError(f"{place.storage.url}: no step {step}", hint=hint)
 
 
 # -- looking at checkpoints ------------------------------------------------------------------------------------------
@@ -464,20 +468,21 @@ class LatestSearch(msgspec.Struct, frozen=True):
     checkpoint: Checkpoint
     manifest: Manifest
     unparsable: tuple[str, ...] = ()
-    """One message for each newer one whose content cannot be parsed."""
+    """One message for each newer one whose content cannot be parsed, or that the judge turned down."""
     not_looked_at: tuple[str, ...] = ()
     """One message for each newer one that the storage did not let us look at."""
 
 
-def find_latest(place: Place, *, choose: Chooser | None = None) -> LatestSearch:
+def find_latest(place: Place, *, choose: Chooser | None = None, judge: Judge | None = None) -> LatestSearch:
     """The newest complete checkpoint (by step) whose manifest can be parsed.
 
     Args:
         choose: which of the complete checkpoints (handed over with all details, the newest first) answer, in the order
             of preference, instead of all of them from the newest down.
+        judge: asked about each in turn, until it turns one not down.
 
     Raises:
-        NoMatchError: there are complete checkpoints, and none is chosen.
+        NoMatchError: there are complete checkpoints, and none is chosen, or the judge turned all of these down.
         CheckpointNotFoundError: there is no complete checkpoint.
         ManifestError: there are complete ones, and none can be parsed.
         StorageError: none could be looked at.
@@ -485,11 +490,17 @@ def find_latest(place: Place, *, choose: Chooser | None = None) -> LatestSearch:
     unparsable: list[str] = []
     not_looked_at: list[StorageError] = []
     bad_manifest: ManifestError | None = None
+    turned_down = 0
     candidates = _chosen(place, choose, not_looked_at) if choose else _newest_first(place, not_looked_at)
     for name, known in candidates:
         storage = place.storage.child(name)
         try:
             manifest = read_manifest(storage)
+            reason = judge(storage, manifest) if judge is not None else None
+            if reason is not None:
+                turned_down += 1
+                unparsable.append(f"{storage.url}: {reason}")
+                continue
             found = known or look_at_checkpoint(storage)
         except ManifestError as error:
             bad_manifest = error
@@ -504,10 +515,33 @@ def find_latest(place: Place, *, choose: Chooser | None = None) -> LatestSearch:
         return LatestSearch(found, manifest, tuple(unparsable), tuple(error.message for error in not_looked_at))
     if not_looked_at:
         raise not_looked_at[0]
+    if turned_down:
+        raise NoMatchError(f"{place.storage.url}: none of the complete checkpoints passes: {unparsable[0]}")
     if bad_manifest is not None:
         raise bad_manifest
+    raise no_complete_checkpoint(place)
+
+
+def find_newest_complete(place: Place) -> tuple[str, tuple[StorageError, ...]]:
+    """The name of the newest complete checkpoint (by step), whatever its manifest is like; and what could not be
+    looked at on the way to it.
+
+    Raises:
+        CheckpointNotFoundError: there is no complete checkpoint.
+        StorageError: none could be looked at.
+    """
+    not_looked_at: list[StorageError] = []
+    for name, _ in _newest_first(place, not_looked_at):
+        return name, tuple(not_looked_at)
+    if not_looked_at:
+        raise not_looked_at[0]
+    raise no_complete_checkpoint(place)
+
+
+def no_complete_checkpoint(place: Place) -> CheckpointNotFoundError:
+    """The error for a save directory without any."""
     hint = f"{len(place.step_names)} incomplete: see snapctl list --all" if place.step_names else None
-    raise CheckpointNotFoundError(f"{place.storage.url}: no complete checkpoint", hint=hint)
+    return CheckpointNotFoundError(f"{place.storage.url}: no complete checkpoint", hint=hint)
 
 
 def _newest_first(place: Place, not_looked_at: list[StorageError]) -> Iterator[tuple[str, Checkpoint | None]]:

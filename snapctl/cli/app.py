@@ -17,6 +17,7 @@ COMMANDS = {
     "list": "The checkpoints of a save directory.",
     "latest": "The path of the newest complete checkpoint.",
     "show": "What is in a checkpoint.",
+    "verify": "Whether checkpoints are whole, and would restore.",
 }
 """Name and summary of each command; its function is ``command`` in ``<name>_cmd.py``."""
 

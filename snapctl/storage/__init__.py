@@ -14,18 +14,21 @@ from typing import Any
 from snapctl.errors import InvalidPathError
 from snapctl.storage.base import (
     FileInfo,
+    ListedTree,
     Listing,
     ScannedDir,
     Storage,
     check_length,
     check_relative_path,
     collect_errors,
+    cuts_of,
     run_parallel,
 )
 from snapctl.storage.local import LocalStorage
 
 __all__ = [
     "FileInfo",
+    "ListedTree",
     "Listing",
     "LocalStorage",
     "ScannedDir",
@@ -33,6 +36,7 @@ __all__ = [
     "check_length",
     "check_relative_path",
     "collect_errors",
+    "cuts_of",
     "open_storage",
     "run_parallel",
     "split_url",

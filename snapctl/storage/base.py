@@ -15,6 +15,9 @@ import msgspec
 
 from snapctl.errors import InvalidPathError, ShortReadError, StorageError, StorageNotFoundError
 
+PART_FILES = 995
+"""What fits into a page of a listing, but for a few names that nobody expected."""
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -61,6 +64,16 @@ class ScannedDir(msgspec.Struct, gc=False):
     """It could not be looked at; a `StorageNotFoundError` if it vanished meanwhile."""
 
 
+class ListedTree(msgspec.Struct, gc=False):
+    """What `Storage.list_trees` found below one child directory."""
+
+    name: str
+    files: list[FileInfo] = []
+    """Sorted by path; paths are relative to the child directory. Empty where there is nothing."""
+    error: StorageError | None = None
+    """It could not be listed."""
+
+
 class Storage(abc.ABC):
     """One directory of a file system or an object store."""
 
@@ -99,10 +112,14 @@ class Storage(abc.ABC):
         """
 
     @abc.abstractmethod
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         """All files below a directory at any depth, sorted by path; paths are relative to this storage.
 
         Symbolic links are listed and never followed. Empty where there is nothing.
+
+        Args:
+            cuts: paths (relative to `path`, sorted) at which the listing can be cut into parts of a page each, see
+                `cuts_of`. They need not be right: an object store only uses them to have several parts at a time.
         """
 
     @abc.abstractmethod
@@ -115,6 +132,21 @@ class Storage(abc.ABC):
                 end, of which the files directly inside are wanted: ``("PINNED", "evaled_by/")``.
             totals: count and add up all files, too.
         """
+
+    def list_trees(self, names: Sequence[str]) -> Iterator[ListedTree]:
+        """`list_tree` of many child directories, as far as the caller goes on asking; in whatever order is quickest.
+
+        Args:
+            names: child directories (the caller has seen them in a listing).
+        """
+        for name in names:
+            try:
+                files = self.list_tree(name)
+            except StorageError as error:
+                yield ListedTree(name, error=error)
+                continue
+            skip = len(name) + 1
+            yield ListedTree(name, [msgspec.structs.replace(file, path=file.path[skip:]) for file in files])
 
     @abc.abstractmethod
     def find_file(self, path: str) -> FileInfo | None:
@@ -196,6 +228,11 @@ def check_relative_path(path: str) -> str:
     if "" in parts or ".." in parts or "." in parts or "\0" in path:
         raise InvalidPathError(f"not a path inside a directory: {path!r}")
     return path
+
+
+def cuts_of(paths: Sequence[str]) -> Sequence[str]:
+    """Those of about all the paths of a directory (sorted) that `Storage.list_tree` takes as its `cuts`."""
+    return paths[PART_FILES::PART_FILES]
 
 
 def check_length(found_bytes: int, expected_bytes: int, *, url: str, start: int = 0) -> None:

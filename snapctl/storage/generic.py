@@ -132,7 +132,7 @@ class GenericStorage(Storage):
                 files.append(self._info(found, f"{path}/{base}" if path else base))
         return Listing(tuple(sorted(files, key=lambda file: file.path)), tuple(sorted(dirs)))
 
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         found: list[FileInfo] = []
         todo = [path]
         while todo:

@@ -110,7 +110,7 @@ class LocalStorage(Storage):
         files.sort(key=lambda file: file.path)
         return Listing(tuple(files), tuple(sorted(dirs)), frozenset(linked))
 
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         found: list[FileInfo] = []
         todo = [path]
         while todo:
