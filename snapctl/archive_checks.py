@@ -16,9 +16,9 @@ import msgspec
 
 from snapctl.blob_uses import BlobUse
 from snapctl.errors import DamagedError, MissingExtraError, RefusedError, UnsupportedEntryError
-from snapctl.float_counts import NonFinite, count_non_finite
+from snapctl.float_counts import count_non_finite
 from snapctl.torch_decoding import import_torch, load_object, torch_elements
-from snapctl.verdicts import Problem, Unchecked, problem_of
+from snapctl.verdicts import NonFinite, Problem, Unchecked, problem_of
 
 _ZIP_ERRORS = (zipfile.BadZipFile, struct.error, ValueError, EOFError, NotImplementedError, RuntimeError, zlib.error)
 _ZIP_MAGIC = b"PK\x03\x04"
@@ -99,7 +99,7 @@ def list_members(file: IO[bytes] | io.RawIOBase) -> list[Member]:
     Raises:
         one of `_ZIP_ERRORS`: it is none.
     """
-    with zipfile.ZipFile(file) as archive:  # type: ignore[arg-type]
+    with zipfile.ZipFile(file) as archive:
         infos = archive.infolist()
     members = []
     for info in infos:

@@ -140,7 +140,9 @@ def find_missing_ranks(manifest: Manifest) -> tuple[list[Problem], list[str]]:
             warnings.append(f"rank {_text(absent)} of {manifest.world_size} has no entry at all")
         return [], warnings
     path = f"{absent[0]}/{split_rank(tensor)[1]}"
-    detail = f"rank {_text(absent)} of {manifest.world_size} has no entry at all, and {tensor} is sharded over the ranks"
+    detail = (
+        f"rank {_text(absent)} of {manifest.world_size} has no entry at all, and {tensor} is sharded over the ranks"
+    )
     return [Problem("missing-entry", path, None, detail)], warnings
 
 

@@ -16,10 +16,10 @@ from snapctl.blob_uses import BlobUse
 from snapctl.data_plan import HELD_BYTES, BlobPart
 from snapctl.dtypes import QUANTIZED_DTYPES
 from snapctl.errors import InvalidPathError, PreconditionError, ShortReadError, StorageError
-from snapctl.float_counts import NonFinite, count_non_finite
+from snapctl.float_counts import count_non_finite
 from snapctl.storage import Storage, open_storage
 from snapctl.tensor_layout import item_bytes
-from snapctl.verdicts import Problem, Unchecked
+from snapctl.verdicts import NonFinite, Problem, Unchecked
 
 _SUMMED_BYTES = 1 << 20
 _STREAMED_BYTES = 4 << 20
@@ -104,7 +104,8 @@ def _check_held(storage: Storage, part: BlobPart) -> PartResult:
     crc = extend_crc32c(0, data)
     counts = []
     for span in part.floats:
-        counts.append((span.tensor, count_non_finite(data[span.start - part.start : span.end - part.start], span.dtype)))
+        elements = data[span.start - part.start : span.end - part.start]
+        counts.append((span.tensor, count_non_finite(elements, span.dtype)))
     problems = [problem for use in part.axes if (problem := _axis_problem(use, data[use.start - part.start :]))]
     found = ArchiveFindings(problems=problems, counts=counts)
     for use in part.archives:
@@ -142,7 +143,7 @@ def _result(crc: int, bytes_read: int, found: ArchiveFindings) -> PartResult:
         tuple(found.problems),
         tuple(found.crc_problems),
         tuple(found.unchecked),
-        tuple((tensor, count) for tensor, count in found.counts if count.nan or count.infinite or count.elements),
+        tuple(found.counts),
     )
 
 

@@ -1,10 +1,10 @@
-"""Which bytes are read to verify the data of a checkpoint, in parts that can be read anywhere and in any order. Pure."""
+"""Which bytes are read to verify the data of a checkpoint, in parts to be read anywhere and in any order. Pure."""
 
 from __future__ import annotations
 
 import heapq
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -110,8 +110,8 @@ def plan_blobs(
     *,
     finite: bool,
     part_bytes: int,
-    without: set[str] = frozenset(),  # type: ignore[assignment]
-    unclear: set[str] = frozenset(),  # type: ignore[assignment]
+    without: Collection[str] = (),
+    unclear: Collection[str] = (),
 ) -> Iterator[BlobPlan]:
     """How each blob is read.
 
@@ -128,7 +128,8 @@ def plan_blobs(
         file = files[location]
         known = [] if location in unclear else [_ending(use, file.size_bytes) for use in distinct(held)]
         version = "" if file.is_link else file.version
-        yield BlobPlan(location, tuple(held), tuple(_parts(location, version, known, file.size_bytes, finite, part_bytes)))
+        parts = _parts(location, version, known, file.size_bytes, finite, part_bytes)
+        yield BlobPlan(location, tuple(held), tuple(parts))
 
 
 def _ending(use: BlobUse, size: int) -> BlobUse:

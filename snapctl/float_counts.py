@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from snapctl.dtypes import numpy_dtype
+from snapctl.verdicts import NonFinite
 
 _STEP_ELEMENTS = 1 << 18
 
 Array = np.ndarray[Any, Any]
-
-
-class NonFinite(NamedTuple):
-    """Elements that are no finite numbers."""
-
-    nan: int = 0
-    infinite: int = 0
-    elements: int = 0
-    """Of how many."""
-
-    def plus(self, other: NonFinite) -> NonFinite:
-        return NonFinite(self.nan + other.nan, self.infinite + other.infinite, self.elements + other.elements)
 
 
 def count_non_finite(data: memoryview | Array, dtype: str) -> NonFinite:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -44,6 +44,18 @@ class Unchecked(msgspec.Struct, frozen=True):
 
     entry: str
     reason: str
+
+
+class NonFinite(NamedTuple):
+    """Elements that are no finite numbers."""
+
+    nan: int = 0
+    infinite: int = 0
+    elements: int = 0
+    """Of how many."""
+
+    def plus(self, other: NonFinite) -> NonFinite:
+        return NonFinite(self.nan + other.nan, self.infinite + other.infinite, self.elements + other.elements)
 
 
 class CheckpointReport(msgspec.Struct, frozen=True):

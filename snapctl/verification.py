@@ -11,13 +11,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from snapctl.checkpoints import incomplete
 from snapctl.crc_combine import combine_crc32c
-from snapctl.data_checks import BlobSource, PartResult, check_part
 from snapctl.data_plan import LOCAL_PART_BYTES, REMOTE_PART_BYTES, BlobPlan, Sample, choose_sample, plan_blobs
 from snapctl.errors import (
     CheckpointNotFoundError,
@@ -28,15 +27,17 @@ from snapctl.errors import (
     StorageNotFoundError,
     UnavailableError,
 )
-from snapctl.float_counts import NonFinite
 from snapctl.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from snapctl.save_record import BlobSum
 from snapctl.size_checks import checksum_problem
-from snapctl.storage import FileInfo, Storage
+from snapctl.storage import FileInfo
 from snapctl.structure_checks import check_structure
 from snapctl.targets import Target, Targets
-from snapctl.verdicts import CheckpointReport, Level, Problem, Unchecked, Verdict
+from snapctl.verdicts import CheckpointReport, Level, NonFinite, Problem, Unchecked, Verdict
 from snapctl.wholeness import Wholeness, check_whole
+
+if TYPE_CHECKING:
+    from snapctl.data_checks import PartResult
 
 REMOTE_JOBS = 16
 LOCAL_JOBS = 4
@@ -286,6 +287,8 @@ class _Run:
 
     def _read_data(self, jobs: Iterable[_Job], executor: Executor) -> Iterator[_Job]:
         """The checkpoints whose data has been read."""
+        from snapctl.data_checks import BlobSource, PartResult, check_part  # numpy: only where data is read
+
         running: dict[Future[PartResult], tuple[_Job, int, int]] = {}
         window = 2 * self._read_jobs()
         try:

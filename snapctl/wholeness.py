@@ -130,7 +130,7 @@ def _say_if_newer(problems: Iterable[Problem], files: Mapping[str, FileInfo]) ->
     manifest = files.get(MANIFEST_NAME)
     if manifest is None or not manifest.modified_at:
         return []
-    blobs = {problem.blob for problem in problems if problem.kind in ("short-blob", "checksum")}
+    blobs = {p.blob for p in problems if p.kind in ("short-blob", "checksum") and p.blob is not None}
     newest = manifest.modified_at + NEWER_SECONDS
     newer = [blob for blob in blobs if blob in files and files[blob].modified_at > newest]
     if not newer:

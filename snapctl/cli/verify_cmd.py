@@ -164,10 +164,11 @@ def _print_tables(out: Output, reports: list[CheckpointReport]) -> None:
             out.warn(f"{report.path}: {warning}")
         for line in _unchecked_lines(report.unchecked):
             out.warn(f"{report.path}: {line}")
-        if report.verdict == "unverifiable":
-            out.note(f"{report.path}: every byte could be read; no checksum was recorded to compare with")
         if report.error is not None:
             out.warn(f"{report.path}: could not be checked: {report.error.message}")
+    unverifiable = sum(report.verdict == "unverifiable" for report in reports)
+    if unverifiable:
+        out.note(f"unverifiable: {unverifiable} passed, and had no recorded checksums to compare with")
 
 
 def _name(report: CheckpointReport) -> str:
