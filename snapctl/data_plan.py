@@ -14,8 +14,10 @@ from snapctl.errors import InvalidOptionError
 from snapctl.storage import FileInfo
 from snapctl.tensor_layout import item_bytes
 
-LOCAL_PART_BYTES = 4 << 20
-REMOTE_PART_BYTES = 4 << 20
+LOCAL_SUM_BYTES = 32 << 20
+"""A part of which only the checksum is taken, block by block."""
+PART_BYTES = 4 << 20
+"""A part that is held in memory because more is done with it, or that is one request."""
 HELD_BYTES = 16 << 20
 """A blob of ``torch.save`` up to this size is held in memory while it is decoded; a larger one is streamed."""
 _AXIS_BYTES = 8
@@ -51,6 +53,11 @@ class BlobPart(msgspec.Struct, frozen=True, gc=False):
     @property
     def size_bytes(self) -> int:
         return self.end - self.start
+
+    @property
+    def is_only_summed(self) -> bool:
+        """Nothing but its checksum is wanted: it need not be held as a whole."""
+        return not (self.floats or self.archives or self.axes)
 
 
 class BlobPlan(msgspec.Struct, frozen=True, gc=False):
@@ -118,7 +125,7 @@ def plan_blobs(
     Args:
         uses: by location.
         finite: also count NaN and infinities.
-        part_bytes: the size of a part, about.
+        part_bytes: the size of a part of which only the checksum is taken; others are at most `PART_BYTES`.
         without: locations that are not read.
         unclear: locations in which entries overlap: these are read, and nothing in them is decoded.
     """
@@ -126,7 +133,8 @@ def plan_blobs(
         if location in without:
             continue
         file = files[location]
-        known = [] if location in unclear else [_ending(use, file.size_bytes) for use in distinct(held)]
+        decoded = [] if location in unclear else [use for use in held if finite or not use.is_raw]
+        known = [_ending(use, file.size_bytes) for use in distinct(decoded)]
         version = "" if file.is_link else file.version
         parts = _parts(location, version, known, file.size_bytes, finite, part_bytes)
         yield BlobPlan(location, tuple(held), tuple(parts))
@@ -140,6 +148,7 @@ def _parts(
     location: str, version: str, uses: Sequence[BlobUse], size: int, finite: bool, part_bytes: int
 ) -> Iterator[BlobPart]:
     index = UseIndex(uses)
+    part_bytes = min(part_bytes, PART_BYTES) if uses else part_bytes
     for start, end, whole in _join(_segments(uses, index, size, part_bytes), part_bytes):
         inside = index.between(start, end)
         yield BlobPart(

@@ -19,6 +19,7 @@ from snapctl.manifest import (
     PrimitiveEntry,
     TensorEntry,
     UnknownEntry,
+    no_garbage_collection,
     shards_of,
 )
 from snapctl.tensor_layout import (
@@ -47,6 +48,11 @@ class Structure(msgspec.Struct, frozen=True):
 
 def check_structure(manifest: Manifest) -> Structure:
     """Whether the entries of a manifest make sense: by themselves, together, and with their containers."""
+    with no_garbage_collection():
+        return _check(manifest)
+
+
+def _check(manifest: Manifest) -> Structure:
     problems: list[Problem] = []
     unchecked: list[Unchecked] = []
     for logical in manifest.logical_entries():

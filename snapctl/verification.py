@@ -17,7 +17,7 @@ import msgspec
 
 from snapctl.checkpoints import incomplete
 from snapctl.crc_combine import combine_crc32c
-from snapctl.data_plan import LOCAL_PART_BYTES, REMOTE_PART_BYTES, BlobPlan, Sample, choose_sample, plan_blobs
+from snapctl.data_plan import LOCAL_SUM_BYTES, PART_BYTES, BlobPlan, Sample, choose_sample, plan_blobs
 from snapctl.errors import (
     CheckpointNotFoundError,
     ManifestError,
@@ -273,7 +273,7 @@ class _Run:
                 found.uses,
                 found.files,
                 finite=self._how.finite,
-                part_bytes=LOCAL_PART_BYTES if storage.scheme == "file" else REMOTE_PART_BYTES,
+                part_bytes=LOCAL_SUM_BYTES if storage.scheme == "file" else PART_BYTES,
                 without=unread,
                 unclear={p.blob for p in found.problems if p.kind == "overlap" and p.blob},
             )

@@ -177,6 +177,16 @@ class Storage(abc.ABC):
         data = self.read_range(path, start, start + len(buffer), version=version)
         buffer[:] = data
 
+    def read_blocks(
+        self, path: str, start: int, end: int, buffer: memoryview, *, version: str = ""
+    ) -> Iterator[memoryview]:
+        """The bytes ``[start, end)`` of a file in blocks of the buffer's length, each in the buffer until the next one
+        is asked for; raises like `read_range`."""
+        for first in range(start, end, len(buffer)):
+            block = buffer[: min(len(buffer), end - first)]
+            self.read_into(path, first, block, version=version)
+            yield block
+
     @abc.abstractmethod
     def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False) -> FileInfo:
         """Writes a whole file: readers see the old one, or none, until the new one is there in full and durable.

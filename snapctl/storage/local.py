@@ -182,6 +182,15 @@ class LocalStorage(Storage):
         with self._open_blob(path, start, start + len(buffer), version) as descriptor:
             _fill(descriptor, start, buffer, self._file(path))
 
+    def read_blocks(
+        self, path: str, start: int, end: int, buffer: memoryview, *, version: str = ""
+    ) -> Iterator[memoryview]:
+        with self._open_blob(path, start, end, version) as descriptor:
+            for first in range(start, end, len(buffer)):
+                block = buffer[: min(len(buffer), end - first)]
+                _fill(descriptor, first, block, self._file(path))
+                yield block
+
     @contextlib.contextmanager
     def _open_blob(self, path: str, start: int, end: int, version: str) -> Iterator[int]:
         """A descriptor of a file that reaches to `end`: no room is made for what a file does not hold."""
