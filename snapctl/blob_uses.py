@@ -55,7 +55,7 @@ def find_uses(manifest: Manifest, *, without: Collection[tuple[str, str | None]]
     """All stretches of blobs of which at least one byte is needed, in the manifest's order.
 
     Args:
-        without: pairs of a manifest path and a location (or None for all of its blobs) of which it is known already
+        without: pairs of a logical path and a location (or None for all of its blobs) of which it is known already
             that what the manifest says about them makes no sense.
     """
     uses: list[BlobUse] = []
@@ -65,12 +65,16 @@ def find_uses(manifest: Manifest, *, without: Collection[tuple[str, str | None]]
         if isinstance(entry, SHARDED_ENTRIES):
             tensor = first_paths.setdefault(split_rank(path)[1], path)
         for stored in _stored(entry):
-            if without and ((path, stored.location) in without or (path, None) in without):
+            if without and _is_among(without, split_rank(path)[1], stored.location):
                 continue
             use = _use(path, tensor, stored, scalar_chunk=isinstance(entry, ChunkedTensorEntry) and not entry.shape)
             if use is not None:
                 uses.append(use)
     return uses
+
+
+def _is_among(without: Collection[tuple[str, str | None]], path: str, location: str) -> bool:
+    return (path, location) in without or (path, None) in without
 
 
 def _stored(entry: object) -> Iterable[TensorEntry | ObjectEntry]:

@@ -29,11 +29,11 @@ def count_non_finite(data: memoryview | Array, dtype: str) -> NonFinite:
     total = NonFinite(elements=len(elements))
     for first in range(0, len(elements), _STEP_ELEMENTS):
         part = np.require(elements[first : first + _STEP_ELEMENTS], requirements="A")
-        finite = _all_finite(part, dtype)
-        if not finite:
-            nan = int(np.isnan(part).sum())
-            infinite = int((np.isinf(part) & ~np.isnan(part)).sum())
-            total = total.plus(NonFinite(nan, infinite))
+        with np.errstate(invalid="ignore"):  # signalling NaNs
+            if _all_finite(part, dtype):
+                continue
+            nan = np.isnan(part)
+            total = total.plus(NonFinite(int(nan.sum()), int((np.isinf(part) & ~nan).sum())))
     return total
 
 

@@ -21,6 +21,7 @@ from snapctl.manifest import (
     UnknownEntry,
     no_garbage_collection,
     shards_of,
+    split_rank,
 )
 from snapctl.tensor_layout import (
     MAX_BYTES,
@@ -74,7 +75,7 @@ def _check(manifest: Manifest) -> Structure:
     problems += find_container_problems(manifest)
     missing, warnings = find_missing_ranks(manifest)
     problems += missing
-    senseless = {(p.entry, p.blob) for p in problems if p.kind in _SENSELESS and p.entry is not None}
+    senseless = {(split_rank(p.entry)[1], p.blob) for p in problems if p.kind in _SENSELESS and p.entry is not None}
     uses = by_location(find_uses(manifest, without=senseless))
     problems += find_shared_bytes(uses)
     return Structure(uses, tuple(problems), tuple(unchecked), tuple(warnings))

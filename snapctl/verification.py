@@ -397,7 +397,8 @@ def _judge_blob(job: _Job, plan: BlobPlan, results: list[PartResult]) -> None:
         return
     problems = [problem for result in results for problem in result.problems]
     if recorded is None:
-        problems += [problem for result in results for problem in result.crc_problems]
+        suspect = [problem for result in results for problem in result.crc_problems]
+        problems = suspect + [p for p in problems if p.entry not in {other.entry for other in suspect}]
     job.problems += problems
     for result in results:
         job.unchecked += result.unchecked

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import pathlib
 import random
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from copy import copy
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
+from snapctl.data_plan import Sample
+from snapctl.errors import CheckpointNotFoundError, PreconditionError
 from snapctl.manifest import parse_manifest
 from snapctl.structure_checks import check_structure
-from snapctl.targets import find_targets
+from snapctl.targets import Target, find_targets
 from snapctl.verdicts import CheckpointReport
-from snapctl.verification import Thoroughness, verify
+from snapctl.verification import Progress, Thoroughness, verify
 from tests.support.random_snapshots import Snapshot, archive, full_snapshot, random_snapshot
 from tests.support.snapshots import local_writer, metadata, primitive, tensor_entry, write_checkpoint
 
@@ -424,14 +432,130 @@ def test_ten_thousand_shards_in_three_dimensions_are_judged_at_once() -> None:
         tensor = tensor_entry("sharded/t_" + "_".join(map(str, index)), [2, 3, 4])
         shards.append({"offsets": [int(i) * s for i, s in zip(index, (2, 3, 4), strict=True)], "sizes": [2, 3, 4],
                        "tensor": tensor})  # fmt: skip
+
     def problems(held: list[Any]) -> list[str]:
         entries = {"0/m": {"type": "dict", "keys": ["t"]}, "0/m/t": {"type": "ShardedTensor", "shards": held}}
         return [problem.kind for problem in check_structure(parse_manifest(metadata(entries))).problems]
 
     assert problems(shards) == []
     assert problems(shards[:5000] + shards[5001:]) == ["hole"]
-    moved = {**shards[5000], "offsets": [offset - 1 for offset in shards[5000]["offsets"]]}
-    assert problems([*shards[:5000], moved, *shards[5001:]]) == ["overlap"]
+    moved = {**shards[5010], "offsets": [offset - 1 for offset in shards[5010]["offsets"]]}
+    assert problems([*shards[:5010], moved, *shards[5011:]]) == ["overlap"]
+
+
+# -- while others are at it ------------------------------------------------------------------------------------------
+
+
+def verify_while(
+    root: pathlib.Path, meddle: Callable[[pathlib.Path], None], how: Thoroughness
+) -> list[CheckpointReport]:
+    """Verifies all of a save directory; `meddle` is called for each checkpoint once that has been listed."""
+    targets = find_targets(str(root), every=True, level="size")
+
+    def meddled() -> Iterator[Target]:
+        for target in targets.items:
+            meddle(pathlib.Path(target.storage.url))
+            yield target
+
+    return list(verify(msgspec.structs.replace(targets, items=meddled()), how))
+
+
+@pytest.mark.parametrize("level", ["size", "data"])
+def test_a_checkpoint_that_is_pruned_meanwhile_is_said_to_have_vanished(tmp_path: pathlib.Path, level: Any) -> None:
+    for step in (10, 20):
+        write_checkpoint(local_writer(tmp_path), step)
+
+    def prune(path: pathlib.Path) -> None:
+        if path.name == "10":
+            shutil.rmtree(path)
+
+    first, second = verify_while(tmp_path, prune, Thoroughness(level))
+    assert (first.verdict, first.problems) == (None, ())
+    assert isinstance(first.error, CheckpointNotFoundError)
+    assert "vanished" in first.error.message
+    assert second.verdict in ("sound", "unverifiable")
+
+
+def test_a_checkpoint_that_is_saved_again_meanwhile_is_not_called_damaged(tmp_path: pathlib.Path) -> None:
+    write_checkpoint(local_writer(tmp_path), 10)
+
+    def save_again(path: pathlib.Path) -> None:
+        shutil.rmtree(path)
+        write_checkpoint(local_writer(tmp_path), 10, {"weight": np.zeros(100)})
+
+    (report,) = verify_while(tmp_path, save_again, Thoroughness("data"))
+    assert (report.verdict, report.problems) == (None, ())
+    assert isinstance(report.error, PreconditionError)
+
+
+def test_a_blob_that_is_cut_between_listing_and_reading_is_no_damage_that_was_seen(tmp_path: pathlib.Path) -> None:
+    write_checkpoint(local_writer(tmp_path), 10)
+
+    def cut(path: pathlib.Path) -> None:
+        (path / "0" / "model" / "weight").write_bytes(b"short")
+
+    (report,) = verify_while(tmp_path, cut, Thoroughness("data"))
+    assert (report.verdict, report.problems) == (None, ())
+
+
+def test_blobs_that_are_newer_than_the_manifest_are_pointed_out(tmp_path: pathlib.Path) -> None:
+    write_checkpoint(local_writer(tmp_path), 10)
+    (tmp_path / "10" / "0" / "model" / "weight").write_bytes(b"short")
+    os.utime(tmp_path / "10" / ".snapshot_metadata", (1.7e9, 1.7e9))
+    (report,) = judge(tmp_path)
+    assert report.warnings == ("1 of the damaged blobs are newer than the manifest: is it being saved again?",)
+
+
+# -- links -----------------------------------------------------------------------------------------------------------
+
+
+def test_links_inside_a_checkpoint_are_followed_and_those_that_lead_out_are_reported(tmp_path: pathlib.Path) -> None:
+    write_checkpoint(local_writer(tmp_path), 10)
+    model = tmp_path / "10" / "0" / "model"
+    (tmp_path / "10" / "elsewhere").mkdir()
+    model.rename(tmp_path / "10" / "elsewhere" / "model")
+    model.symlink_to(tmp_path / "10" / "elsewhere" / "model")
+    for level in ("size", "data"):
+        assert judge(tmp_path, Thoroughness(level))[0].problems == ()  # type: ignore[arg-type]
+    (tmp_path / "10" / "elsewhere" / "model").rename(tmp_path / "outside")
+    model.unlink()
+    model.symlink_to(tmp_path / "outside")
+    for level in ("size", "data"):
+        (problem,) = judge(tmp_path, Thoroughness(level))[0].problems  # type: ignore[arg-type]
+        assert (problem.kind, problem.entry, problem.blob) == ("outside", "0/model/weight", "0/model/weight")
+
+
+# -- executors and samples -------------------------------------------------------------------------------------------
+
+
+def test_the_data_can_be_read_by_other_processes(tmp_path: pathlib.Path) -> None:
+    damaged = full_snapshot(recorded=True)
+    damaged.blobs["0/model/dense"] = bytes(48)
+    full_snapshot(recorded=True).write(local_writer(tmp_path), "10")
+    damaged.write(local_writer(tmp_path), "20")
+    how = Thoroughness("data", finite=True)
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
+        found = list(verify(find_targets(str(tmp_path), every=True, level="data"), how, executor=executor))
+    assert sorted(found, key=lambda report: report.step or 0) == judge(tmp_path, how, every=True)
+    assert [report.verdict for report in found] == ["sound", "damaged"]
+
+
+def test_all_samples_together_read_everything_once(tmp_path: pathlib.Path) -> None:
+    snapshot = full_snapshot(recorded=True)
+    snapshot.blobs["0/model/dense"] = bytes(48)
+    reports = [judge_one(snapshot, tmp_path, Thoroughness("data", sample=Sample(n, 5))) for n in range(1, 6)]
+    assert sum(report.bytes_read for report in reports) == sum(map(len, snapshot.blobs.values()))
+    assert sorted(report.verdict or "" for report in reports) == ["damaged"] + ["sound"] * 4
+
+
+def test_progress_ends_where_it_should(tmp_path: pathlib.Path) -> None:
+    full_snapshot().write(local_writer(tmp_path), "10")
+    full_snapshot().write(local_writer(tmp_path), "20")
+    seen: list[Progress] = []
+    targets = find_targets(str(tmp_path), every=True, level="data")
+    list(verify(targets, Thoroughness("data"), on_progress=lambda progress: seen.append(copy(progress))))
+    total = 2 * sum(map(len, full_snapshot().blobs.values()))
+    assert (seen[-1].done, seen[-1].read_bytes, seen[-1].estimated_bytes) == (2, total, total)
 
 
 # -- random damage ---------------------------------------------------------------------------------------------------

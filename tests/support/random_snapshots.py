@@ -54,9 +54,7 @@ class Snapshot:
             held = self.slabs.setdefault(f"batched/{slab}", bytearray())
             start = len(held)
             held += data
-            return tensor_entry(
-                f"batched/{slab}", shape, dtype, byte_range=[start, len(held)], serializer=serializer
-            )
+            return tensor_entry(f"batched/{slab}", shape, dtype, byte_range=[start, len(held)], serializer=serializer)
         if data or self.rng.random() < 0.5:  # a blob of no bytes may be there or not
             self.blobs[location] = data
         whole = [0, len(data)] if self.rng.random() < 0.2 else None
@@ -69,8 +67,7 @@ class Snapshot:
             return self._stored(location, shape, "qint8", data, slab, "per_tensor_qtensor")
         axis = self.rng.randrange(len(shape))
         data = struct.pack("<q", axis) + elements + bytes(16 * shape[axis])
-        entry = self._stored(location, shape, "qint8", data, slab, "per_channel_qtensor")
-        return entry
+        return self._stored(location, shape, "qint8", data, slab, "per_channel_qtensor")
 
     def boxes(self, prefix: str, array: np.ndarray[Any, Any], boxes: list[Box]) -> list[dict[str, Any]]:
         return [
