@@ -13,6 +13,7 @@ import numpy as np
 from snapctl.archive_checks import ArchiveFindings, check_held_archive, check_large_archive
 from snapctl.blob_file import BlobFile
 from snapctl.blob_uses import BlobUse
+from snapctl.checksums import extend_crc32c
 from snapctl.data_plan import HELD_BYTES, BlobPart
 from snapctl.dtypes import QUANTIZED_DTYPES
 from snapctl.errors import InvalidPathError, PreconditionError, ShortReadError, StorageError
@@ -21,7 +22,7 @@ from snapctl.storage import Storage, open_storage
 from snapctl.tensor_layout import item_bytes
 from snapctl.verdicts import NonFinite, Problem, Unchecked
 
-_SUMMED_BYTES = 1 << 20
+_LOCAL_BLOCK_BYTES = 1 << 20
 _REMOTE_BLOCK_BYTES = 4 << 20
 
 
@@ -100,7 +101,7 @@ def _buffer(size: int) -> memoryview:
 
 def _block_buffer(storage: Storage) -> memoryview:
     """Locally small enough to stay in the processor's cache until it has been summed; remotely one request."""
-    return _buffer(_SUMMED_BYTES if storage.scheme == "file" else _REMOTE_BLOCK_BYTES)
+    return _buffer(_LOCAL_BLOCK_BYTES if storage.scheme == "file" else _REMOTE_BLOCK_BYTES)
 
 
 def _check_sum(storage: Storage, part: BlobPart) -> PartResult:
@@ -165,16 +166,6 @@ def _add(one: ArchiveFindings, other: ArchiveFindings) -> None:
     one.crc_problems += other.crc_problems
     one.unchecked += other.unchecked
     one.counts += other.counts
-
-
-def extend_crc32c(crc: int, data: memoryview) -> int:
-    """A CRC32C continued over more bytes, a megabyte at a time: nothing else runs while google_crc32c computes."""
-    import google_crc32c
-
-    array = np.frombuffer(data, np.uint8)  # it takes no memoryview
-    for start in range(0, len(array), _SUMMED_BYTES):
-        crc = google_crc32c.extend(crc, array[start : start + _SUMMED_BYTES])
-    return int(crc)
 
 
 def _axis_problem(use: BlobUse, data: memoryview) -> Problem | None:

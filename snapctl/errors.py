@@ -13,6 +13,7 @@
     ├── ManifestError               (ValueError)         a manifest that cannot be used; `kind` says how
     ├── DamagedError                (ValueError)         what is stored contradicts the manifest
     ├── RefusedError                                     a guard said no; nothing was changed
+    │   ├── UnsavableError                               the state holds what cannot be saved exactly
     │   ├── OutputExistsError       (FileExistsError)
     │   ├── UnsupportedEntryError                        an entry that cannot be decoded or written
     │   └── MissingExtraError       (ImportError)        an optional part is not installed
@@ -25,7 +26,12 @@
     │   ├── PreconditionError       (FileExistsError)    it exists already, or is not the object that was meant
     │   ├── ShortReadError                               fewer bytes than asked for
     │   └── NoSpaceError
+    ├── SaveError                   (RuntimeError)       a save came to nothing: no manifest was written
     └── DeadlineError               (TimeoutError)       waited in vain
+    ├── DeadlineError               (TimeoutError)       waited in vain
+    │   └── EvaluationTimeoutError                       some evaluators have not marked the checkpoint
+    ├── FailureReportedError                             the file that reports a failure has appeared
+    └── CommandFailedError                               a command that was to be run for a checkpoint failed
 
 This module knows no exit codes: the command line maps these types to them.
 """
@@ -143,6 +149,10 @@ class RefusedError(SnapctlError):
     """A guard said no; nothing was changed."""
 
 
+class UnsavableError(RefusedError):
+    """A training state holds something that cannot be saved exactly; nothing was written or deleted, on any rank."""
+
+
 class OutputExistsError(RefusedError, FileExistsError):
     """The output file exists and was not to be replaced."""
 
@@ -212,5 +222,67 @@ class NoSpaceError(StorageError):
     """The disk is full, or a quota or file size limit is reached."""
 
 
+class SaveError(SnapctlError, RuntimeError):
+    """A save came to nothing, on all ranks alike.
+
+    Attributes:
+        ranks: the ranks that failed or fell silent, as far as this rank knows.
+        unknown: contact was lost at the very end: the checkpoint may be complete all the same.
+    """
+
+    def __init__(
+        self, message: str, *, ranks: tuple[int, ...] = (), unknown: bool = False, hint: str | None = None
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.ranks = ranks
+        self.unknown = unknown
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"ranks": list(self.ranks), "unknown": self.unknown}
+
+
 class DeadlineError(SnapctlError, TimeoutError):
-    """What was waited for did not come in time."""
+    """What was waited for did not come in time.
+
+    Attributes:
+        step: the step that was waited for, or found; None where none was.
+        done: partitions that have marked it.
+        missing: partitions that have not.
+    """
+
+    def __init__(
+        self, message: str, *, step: int | None = None, done: tuple[str, ...] = (), missing: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.step = step
+        self.done = done
+        self.missing = missing
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"step": self.step, "done": list(self.done), "missing": list(self.missing)}
+
+
+class EvaluationTimeoutError(DeadlineError):
+    """Some evaluators have not marked the checkpoint in time; `missing` names their partitions."""
+
+
+class FailureReportedError(SnapctlError):
+    """The file has appeared by which somebody reports that no checkpoint will come."""
+
+
+class CommandFailedError(SnapctlError):
+    """A command that was run for a checkpoint failed.
+
+    Attributes:
+        returncode: as `subprocess` has it: negative for a signal.
+    """
+
+    def __init__(self, message: str, *, returncode: int) -> None:
+        super().__init__(message)
+        self.returncode = returncode
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"returncode": self.returncode}

@@ -3,7 +3,8 @@
 ::
 
     {"format_version": 1, "saved_at": "2026-11-30T12:00:00.000Z", "world_size": 2,
-     "ranks": [{"rank": 0, "blocked_seconds": 0.2, "durable_seconds": 3.1, "bytes": 1048576}, …],
+     "ranks": [{"rank": 0, "blocked_seconds": 0.2, "durable_seconds": 3.1, "bytes": 1048576,
+                "bytes_per_second": 338250.3}, …],
      "blobs": {"0/model/w": {"size_bytes": 16, "crc32c": "yZRlqg=="}, …},
      "manifest": {"size_bytes": 1234, "crc32c": "…"}}
 
@@ -39,6 +40,12 @@ class RankTimings(msgspec.Struct, frozen=True):
     durable_seconds: float
     """From the call until the rank's last blob was durable."""
     size_bytes: int
+    """Of the blobs that the rank wrote."""
+
+    @property
+    def bytes_per_second(self) -> float:
+        """From the call until the last blob was durable; 0.0 for a rank that had nothing to write."""
+        return self.size_bytes / self.durable_seconds if self.durable_seconds > 0 else 0.0
 
 
 class SaveRecord(msgspec.Struct, frozen=True):
@@ -64,6 +71,7 @@ class _Rank(msgspec.Struct, gc=False):
     blocked_seconds: float
     durable_seconds: float
     bytes: int
+    bytes_per_second: float | None = None
 
 
 class _Head(msgspec.Struct):
@@ -109,7 +117,10 @@ def format_save_record(record: SaveRecord) -> bytes:
             format_time(record.saved_at) or "",
             record.world_size,
             _text(record.manifest),
-            [_Rank(r.rank, r.blocked_seconds, r.durable_seconds, r.size_bytes) for r in record.ranks],
+            [
+                _Rank(r.rank, r.blocked_seconds, r.durable_seconds, r.size_bytes, round(r.bytes_per_second, 1))
+                for r in record.ranks
+            ],
             {name: _text(item) for name, item in (record.blobs or {}).items()},
         )
     )

@@ -80,7 +80,7 @@ def find_targets(
             raise InvalidPathError(f"{storage.url}: is a checkpoint, not a save directory", hint=hint)
         return Targets(storage, 1, iter([Target(parse_step(storage.name), storage)]))
     if every:
-        names = [name for name in place.step_names if name not in place.known_incomplete]
+        names = place.step_names
         if not names:
             raise no_complete_checkpoint(place)
         return Targets(storage, len(names), _every(place, names, listed=level != "structure"), place)

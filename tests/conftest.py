@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import pathlib
 import shutil
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 
 import pytest
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 from tests.support.command import Finished
 from tests.support.command import snapctl as run_snapctl
+from tests.support.command import snapctl_inside as run_snapctl_inside
+from tests.support.places import SaveDir
 from tests.support.servers import Bucket, Controlled, fake_gcs_server, fault_proxy, mini_gcs
 
 DATA = pathlib.Path(__file__).parent / "data"
@@ -32,6 +41,11 @@ def snapctl() -> Callable[..., Finished]:
 
 
 @pytest.fixture
+def snapctl_inside() -> Callable[..., Finished]:
+    return run_snapctl_inside
+
+
+@pytest.fixture
 def data(tmp_path: pathlib.Path) -> Callable[[str], pathlib.Path]:
     """``data("torchrec-2ranks")``: a copy of a real save directory that the test may change."""
 
@@ -41,6 +55,21 @@ def data(tmp_path: pathlib.Path) -> Callable[[str], pathlib.Path]:
         return target
 
     return copy
+
+
+@pytest.fixture
+def entry_point(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry points of pyproject.toml can be found, also where the package is not installed."""
+    wanted = tomllib.loads((DATA.parents[1] / "pyproject.toml").read_text())["project"]["entry-points"]
+    (group,) = wanted
+    if {point.name for point in importlib.metadata.entry_points(group=group)} >= wanted[group].keys():
+        return
+    metadata = tmp_path_factory.mktemp("installed") / "snapctl_for_tests-0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: snapctl-for-tests\nVersion: 0\n")
+    lines = [f"{name} = {value}" for name, value in wanted[group].items()]
+    (metadata / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
+    monkeypatch.syspath_prepend(str(metadata.parent))
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +83,17 @@ def bucket(gcs_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A fresh bucket on the fake-gcs-server, to which this test's gs:// leads."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_endpoint)
     return Bucket(gcs_endpoint, f"bucket-{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture(params=["local", "gs"])
+def save_dir(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> SaveDir:
+    """An empty save directory, on this machine and in a bucket."""
+    if request.param == "local":
+        root = tmp_path / "run"
+        root.mkdir()
+        return SaveDir(str(root), root=root)
+    bucket = request.getfixturevalue("bucket")
+    return SaveDir(f"{bucket.url}/run", bucket=bucket)
 
 
 @pytest.fixture

@@ -18,6 +18,11 @@ COMMANDS = {
     "latest": "The path of the newest complete checkpoint.",
     "show": "What is in a checkpoint.",
     "verify": "Whether checkpoints are whole, and would restore.",
+    "restore-weight": "Tensors out of a checkpoint, into a file of another format.",
+    "wait": "Wait for a checkpoint, and for its evaluation.",
+    "mark-eval": "Mark partitions as evaluated, or claim one for evaluation.",
+    "pin": "Protect a checkpoint from prune.",
+    "prune": "Delete checkpoints that no rule keeps.",
 }
 """Name and summary of each command; its function is ``command`` in ``<name>_cmd.py``."""
 

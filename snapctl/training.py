@@ -1,0 +1,146 @@
+"""`Snapshot`: what a training loop uses."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torchsnapshot
+
+from snapctl.checkpoints import find_place, get_checkpoint
+from snapctl.errors import InvalidOptionError, SaveDirNotFoundError
+from snapctl.plugin import plugin_url
+from snapctl.saving import PendingSnapshot, SaveOptions, start_save
+from snapctl.storage import open_storage
+
+EXTRA_STATE = "extra_state"
+
+
+class Snapshot:
+    """Saves a training state into the steps of a save directory.
+
+    Example::
+
+        snapshot = Snapshot("gs://bucket/run", {"model": model, "optimizer": optimizer})
+        pending = snapshot.save(global_step=100)   # training goes on
+        pending.wait()                             # gs://bucket/run/100 is complete
+    """
+
+    def __init__(
+        self,
+        save_dir: str | os.PathLike[str],
+        state: dict[str, Any],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        replicated: Sequence[str] = (),
+        options: SaveOptions | None = None,
+    ) -> None:
+        """
+        Args:
+            save_dir: a local path or a URL that fsspec knows; checkpoints are its children named by their steps.
+            state: by name, objects with ``state_dict()`` and ``load_state_dict()``. An ``extra_state`` with the step
+                and the walltime is added to it, unless it has one.
+            storage_options: for fsspec.
+            replicated: globs of logical paths (``model/**``) that hold the same on all ranks, and are saved once.
+                ``DistributedDataParallel`` modules are known to be so.
+            options: durability, checksums, patience.
+
+        Raises:
+            InvalidPathError, MissingExtraError, CredentialsError: the save directory cannot be used.
+        """
+        self.save_dir = open_storage(save_dir, storage_options or {}).url
+        self.state = state
+        self._storage_options = storage_options
+        self._replicated = tuple(replicated)
+        self._options = options or SaveOptions()
+        self._pending: PendingSnapshot | None = None
+        self._extra = state.setdefault(EXTRA_STATE, torchsnapshot.StateDict())
+        self._extra.setdefault("step", 0)
+        self._extra.setdefault("walltime", 0.0)
+
+    @property
+    def step(self) -> int:
+        """The step that is saved with every snapshot, and restored from it."""
+        return int(self._extra["step"])
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._extra["step"] = step
+
+    @property
+    def walltime(self) -> float:
+        """Seconds of training so far, by whatever clock the training loop uses; saved with every snapshot."""
+        return float(self._extra["walltime"])
+
+    @walltime.setter
+    def walltime(self, walltime: float) -> None:
+        self._extra["walltime"] = walltime
+
+    def save(self, global_step: int) -> PendingSnapshot:
+        """Saves the state into ``save_dir/<global_step>``, asynchronously; on all ranks of a job at the same time.
+
+        What changes after it returns never gets into the snapshot. A save that this object began before is waited for
+        first (its failure is logged, and raised by its own ``wait``). A checkpoint that is there already is void from
+        the moment when writing begins: its manifest, markers and claims go, a pin stays.
+
+        Raises:
+            UnsavableError: something in the state cannot be saved exactly; nothing was written or deleted.
+            SaveError: it was not saved; on all ranks alike.
+            InvalidOptionError: not a step.
+        """
+        self._pending = start_save(
+            self.save_dir,
+            _check_step(global_step),
+            self.state,
+            storage_options=self._storage_options,
+            replicated=self._replicated,
+            options=self._options,
+            after=self._pending,
+        )
+        return self._pending
+
+    @staticmethod
+    def get_torch_snapshot(
+        snapshot_path: str,
+        global_step: int | None = None,
+        missing_ok: bool = False,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> torchsnapshot.Snapshot:
+        """torchsnapshot's own view of a checkpoint, read through snapctl's storage.
+
+        Args:
+            snapshot_path: a save directory, or a checkpoint.
+            global_step: of this step; None: the newest complete one.
+            missing_ok: return a snapshot with an empty path where there is none, instead of raising.
+
+        Raises:
+            CheckpointNotFoundError: there is no such complete checkpoint.
+        """
+        path = _checkpoint_path(snapshot_path, global_step, missing_ok, storage_options)
+        return torchsnapshot.Snapshot(plugin_url(path) if path else "", storage_options=dict(storage_options or {}))
+
+
+def _checkpoint_path(path: str, step: int | None, missing_ok: bool, storage_options: Mapping[str, Any] | None) -> str:
+    if step is None:
+        try:
+            place = find_place(path, storage_options)
+        except SaveDirNotFoundError:
+            if missing_ok:
+                return ""
+            raise
+        if place.kind == "checkpoint":
+            return place.storage.url
+    return get_checkpoint(path, step, missing_ok, storage_options=storage_options)
+
+
+def _check_step(step: Any) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0 or isinstance(step, bool):
+        raise InvalidOptionError(f"a step is an integer from 0 on, not {step!r}")
+    return number
