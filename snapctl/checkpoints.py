@@ -45,6 +45,8 @@ from snapctl.storage import FileInfo, Listing, ScannedDir, Storage, open_storage
 
 State = Literal["complete", "incomplete", "unreadable"]
 Chooser = Callable[[Sequence["Checkpoint"]], Sequence["Checkpoint"]]
+Judge = Callable[[Storage, Manifest], str | None]
+"""Why a checkpoint does not answer, or None if it does; raises `StorageError` where that cannot be told."""
 
 FUTURE_TOLERANCE_SECONDS = 300.0
 EARLIEST_SAVE_TIME = 1640995200.0
@@ -321,13 +323,15 @@ def open_checkpoint(
         hint = f"with --step, pass the save directory: {parent.url}" if parent is not None else None
         raise InvalidPathError(f"{place.storage.url}: is a checkpoint already", hint=hint)
     if str(step) not in place.step_names:
-        raise CheckpointNotFoundError(f"{place.storage.url}: no step {step}", hint=_nearest_steps(place, step))
+        raise no_such_step(place, step)
     return place.storage.child(str(step))
 
 
-def _nearest_steps(place: Place, step: int) -> str | None:
+def no_such_step(place: Place, step: int) -> CheckpointNotFoundError:
+    """The error for a step that a save directory does not have; its hint names the nearest."""
     nearest = sorted(place.step_names, key=lambda name: abs(int(name) - step))[:3]
-    return f"there are: {', '.join(sorted(nearest, key=int))}" if nearest else None
+    hint = f"there are: {', '.join(sorted(nearest, key=int))}" if nearest else None
+    return CheckpointNotFoundError(f"{place.storage.url}: no step {step}", hint=hint)
 
 
 # -- looking at checkpoints ------------------------------------------------------------------------------------------
@@ -567,12 +571,14 @@ class LatestSearch(msgspec.Struct, frozen=True):
     checkpoint: Checkpoint
     manifest: Manifest
     unparsable: tuple[str, ...] = ()
-    """One message for each newer one whose content cannot be parsed."""
+    """One message for each newer one whose content cannot be parsed, or that the judge turned down."""
     not_looked_at: tuple[str, ...] = ()
     """One message for each newer one (with `compares_all`, for each) that the storage did not let us look at."""
 
 
-def find_latest(place: Place, *, choose: Chooser | None = None, compares_all: bool = False) -> LatestSearch:
+def find_latest(
+    place: Place, *, choose: Chooser | None = None, compares_all: bool = False, judge: Judge | None = None
+) -> LatestSearch:
     """The newest complete checkpoint (by step) whose manifest can be parsed.
 
     Args:
@@ -580,9 +586,10 @@ def find_latest(place: Place, *, choose: Chooser | None = None, compares_all: bo
             of preference, instead of all of them from the newest down.
         compares_all: `choose` compares the checkpoints with each other, so that any that cannot be looked at counts,
             and not only newer ones.
+        judge: asked about each in turn, until it turns one not down.
 
     Raises:
-        NoMatchError: there are complete checkpoints, and none is chosen.
+        NoMatchError: there are complete checkpoints, and none is chosen, or the judge turned all of these down.
         CheckpointNotFoundError: there is no complete checkpoint.
         ManifestError: there are complete ones, and none can be parsed.
         StorageError: none could be looked at.
@@ -590,6 +597,7 @@ def find_latest(place: Place, *, choose: Chooser | None = None, compares_all: bo
     unparsable: list[str] = []
     failures: dict[int, StorageError] = {}
     bad_manifest: ManifestError | None = None
+    turned_down = 0
     patience = _Patience()
     candidates = _chosen(place, choose, failures) if choose else _newest_first(place, failures)
     for name, known in candidates:
@@ -598,6 +606,11 @@ def find_latest(place: Place, *, choose: Chooser | None = None, compares_all: bo
         storage = place.storage.child(name)
         try:
             manifest = read_manifest(storage)
+            reason = judge(storage, manifest) if judge is not None else None
+            if reason is not None:
+                turned_down += 1
+                unparsable.append(f"{storage.url}: {reason}")
+                continue
             found = known or look_at_checkpoint(storage)
         except ManifestError as error:
             bad_manifest = error
@@ -616,10 +629,33 @@ def find_latest(place: Place, *, choose: Chooser | None = None, compares_all: bo
         return LatestSearch(found, manifest, tuple(unparsable), missed)
     if failures:
         raise failures[max(failures)]
+    if turned_down:
+        raise NoMatchError(f"{place.storage.url}: none of the complete checkpoints passes: {unparsable[0]}")
     if bad_manifest is not None:
         raise bad_manifest
+    raise no_complete_checkpoint(place)
+
+
+def find_newest_complete(place: Place) -> tuple[str, tuple[StorageError, ...]]:
+    """The name of the newest complete checkpoint (by step), whatever its manifest is like; and what could not be
+    looked at on the way to it.
+
+    Raises:
+        CheckpointNotFoundError: there is no complete checkpoint.
+        StorageError: none could be looked at.
+    """
+    failures: dict[int, StorageError] = {}
+    for name, _ in _newest_first(place, failures):
+        return name, tuple(failures[step] for step in sorted(failures))
+    if failures:
+        raise failures[max(failures)]
+    raise no_complete_checkpoint(place)
+
+
+def no_complete_checkpoint(place: Place) -> CheckpointNotFoundError:
+    """The error for a save directory without any."""
     hint = f"{len(place.step_names)} incomplete: see snapctl list --all" if place.step_names else None
-    raise CheckpointNotFoundError(f"{place.storage.url}: no complete checkpoint", hint=hint)
+    return CheckpointNotFoundError(f"{place.storage.url}: no complete checkpoint", hint=hint)
 
 
 def _newest_first(place: Place, failures: dict[int, StorageError]) -> Iterator[tuple[str, Checkpoint | None]]:

@@ -6,7 +6,12 @@ _PIECE_BYTES = 1 << 20
 
 
 def crc32c(data: bytes | memoryview) -> int:
-    """The CRC32C of a contiguous buffer.
+    """The CRC32C of a contiguous buffer."""
+    return extend_crc32c(0, data)
+
+
+def extend_crc32c(found: int, data: bytes | memoryview) -> int:
+    """A CRC32C continued over a contiguous buffer.
 
     It is taken a megabyte at a time, since nothing else runs in the process while google_crc32c computes.
     """
@@ -14,7 +19,6 @@ def crc32c(data: bytes | memoryview) -> int:
     import numpy as np
 
     array = np.frombuffer(data, "u1")  # google_crc32c takes no memoryview
-    found = 0
     for start in range(0, len(array), _PIECE_BYTES):
         found = google_crc32c.extend(found, array[start : start + _PIECE_BYTES])
     return int(found)

@@ -341,7 +341,7 @@ class Manifest(msgspec.Struct, frozen=True):
         (type, dtype, shape, value); where they differ, each kind stands by itself. A rank that holds no shard of a
         sharded tensor is not among its ranks.
         """
-        with _no_garbage_collection():
+        with no_garbage_collection():
             return list(_logical_entries(self.entries))
 
     def blob_locations(self) -> set[str]:
@@ -400,7 +400,7 @@ def parse_manifest(data: bytes) -> Manifest:
         ManifestError: with the `kind` that says whether it is no document at all (``unparsable``: cut off, empty,
             something else), a document of another form (``invalid``) or of a version to come.
     """
-    with _no_garbage_collection():
+    with no_garbage_collection():
         try:
             document = _DECODER.decode(data)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -418,8 +418,9 @@ _DECODER = msgspec.json.Decoder(_Document)
 
 
 @contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Nothing in a manifest forms a cycle, and collecting among 200,000 new objects costs more than decoding them."""
+def no_garbage_collection() -> Iterator[None]:
+    """While many values are made: nothing in a manifest forms a cycle, and collecting among 200,000 new objects costs
+    more than decoding them."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

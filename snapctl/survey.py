@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping
 from msgspec.structs import replace
 
 from snapctl.checkpoints import Place, find_checkpoints
-from snapctl.completeness import find_blob_gaps, list_checkpoint
 from snapctl.contents import digest
 from snapctl.deletion import parse_announcement
 from snapctl.errors import CredentialsError, ManifestError, StorageError, StorageNotFoundError
@@ -17,6 +16,7 @@ from snapctl.markers import DELETING_NAME
 from snapctl.protection import Clock, ManifestState, Subject
 from snapctl.retention import Plan
 from snapctl.storage import Storage, run_parallel
+from snapctl.wholeness import check_whole, list_checkpoint
 
 _LOOK_JOBS = 8
 
@@ -92,7 +92,7 @@ class Survey:
                 return subject
             files = list_checkpoint(storage, manifest)
             if judges_blobs and manifest is not None:
-                subject = replace(subject, passes=not find_blob_gaps(manifest, files))
+                subject = replace(subject, passes=not check_whole(storage, manifest, files).problems)
             if needs_listing:
                 self.listings.add(subject.step, files)
                 subject = _with_announcement(replace(subject, contents=digest(files)), storage)

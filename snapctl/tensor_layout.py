@@ -180,8 +180,8 @@ def inspect_layouts(entry: LogicalEntry) -> tuple[tuple[TensorLayout, ...], tupl
         raise UnsupportedEntryError(f"{entry.entries[0][0]}: is of type {entry.type}, not a tensor")
     layouts: list[TensorLayout] = []
     problems: list[DamagedError] = []
-    for layout, declared in candidates:
-        wrong = list(_layout_problems(layout, declared))
+    for layout, sources in candidates:
+        wrong = list(_layout_problems(layout, sources))
         problems += wrong
         if not wrong:
             layouts.append(layout)
@@ -227,13 +227,13 @@ def _plain_layout(entry: LogicalEntry, source: TensorEntry) -> TensorLayout:
     return TensorLayout(entry.path, manifest_path, entry.ranks, dtype, shape, (box,))
 
 
-def _own_tensors(entry: LogicalEntry) -> list[tuple[TensorLayout, Entry]]:
+def _own_tensors(entry: LogicalEntry) -> list[tuple[TensorLayout, Sequence[Entry]]]:
     """One layout for each tensor that is stored by itself."""
     by_place: dict[object, list[tuple[str, Entry]]] = {}
     for manifest_path, source in entry.entries:
         place = tuple((box.location, box.byte_range, box.offsets) for box in _boxes(manifest_path, source))
         by_place.setdefault(place or manifest_path, []).append((manifest_path, source))
-    layouts = []
+    layouts: list[tuple[TensorLayout, Sequence[Entry]]] = []
     for held in by_place.values():
         manifest_path, source = held[0]
         boxes = _sorted(_boxes(manifest_path, source))
@@ -250,13 +250,13 @@ def _own_tensors(entry: LogicalEntry) -> list[tuple[TensorLayout, Entry]]:
                     None if shape is None else tuple(shape),
                     boxes if not _is_scalar_chunk(shape, boxes) else (replace(boxes[0], offsets=(), sizes=()),),
                 ),
-                source,
+                [source],
             )
         )
     return layouts
 
 
-def _join_shards(entry: LogicalEntry) -> tuple[TensorLayout, Entry]:
+def _join_shards(entry: LogicalEntry) -> tuple[TensorLayout, Sequence[Entry]]:
     """The union of what the ranks list; a shard that is listed twice (same place, same bytes) counts once."""
     boxes: dict[object, Box] = {}
     for manifest_path, source in entry.entries:
@@ -267,7 +267,7 @@ def _join_shards(entry: LogicalEntry) -> tuple[TensorLayout, Entry]:
     layout = TensorLayout(
         entry.path, entry.entries[0][0], entry.ranks, dtypes[0] if dtypes else None, _span_shape(ordered), ordered
     )
-    return layout, entry.entries[0][1]
+    return layout, [source for _, source in entry.entries]
 
 
 def _sorted(boxes: Iterable[Box]) -> tuple[Box, ...]:
@@ -324,8 +324,12 @@ def _short(dtype: str | None) -> str | None:
 # -- what can be wrong -----------------------------------------------------------------------------------------------
 
 
-def _layout_problems(layout: TensorLayout, source: Entry) -> Iterator[DamagedError]:
-    """Everything about a layout that cannot be; the tiling only where the boxes themselves are sound."""
+def _layout_problems(layout: TensorLayout, sources: Sequence[Entry]) -> Iterator[DamagedError]:
+    """Everything about a layout that cannot be; the tiling only where the boxes themselves are sound.
+
+    Args:
+        sources: the entries that it was put together from.
+    """
     broken = False
     for box in layout.boxes:
         for problem in _box_problems(box):
@@ -333,14 +337,14 @@ def _layout_problems(layout: TensorLayout, source: Entry) -> Iterator[DamagedErr
             yield problem
     if broken:
         return
-    yield from _dtype_problems(layout, source)
+    yield from _dtype_problems(layout)
     if layout.shape is None:
-        yield from _shapeless_problems(layout, source)
+        yield from _shapeless_problems(layout, sources[0])
         return
     if any(size < 0 for size in layout.shape) or math.prod(layout.shape) * (layout.item_bytes or 1) > MAX_BYTES:
         yield _problem(layout, "size-mismatch", f"has the shape {_text(layout.shape)}, which no tensor has")
         return
-    for shard in _declared_shapes(source):
+    for shard in _declared_shapes(sources):
         if tuple(shard.tensor.shape) != tuple(shard.sizes):
             yield _problem(
                 layout,
@@ -361,13 +365,13 @@ def _shapeless_problems(layout: TensorLayout, source: Entry) -> Iterator[Damaged
         yield _problem(layout, "size-mismatch", "its parts do not agree in their number of dimensions")
 
 
-def _declared_shapes(source: Entry) -> Iterable[Shard]:
-    shards = shards_of(source)
-    is_scalar = isinstance(source, ChunkedTensorEntry) and source.shape == []
-    return () if is_scalar else shards
+def _declared_shapes(sources: Sequence[Entry]) -> Iterator[Shard]:
+    for source in sources:
+        if not (isinstance(source, ChunkedTensorEntry) and source.shape == []):  # a scalar in one chunk of one row
+            yield from shards_of(source)
 
 
-def _dtype_problems(layout: TensorLayout, source: Entry) -> Iterator[DamagedError]:
+def _dtype_problems(layout: TensorLayout) -> Iterator[DamagedError]:
     for box in layout.boxes:
         if box.dtype != layout.dtype:
             yield _problem(

@@ -17,6 +17,7 @@ COMMANDS = {
     "list": "The checkpoints of a save directory.",
     "latest": "The path of the newest complete checkpoint.",
     "show": "What is in a checkpoint.",
+    "verify": "Whether checkpoints are whole, and would restore.",
     "restore-weight": "Read tensors out of a checkpoint into a file.",
     "wait": "Wait for a checkpoint, and for its evaluation.",
     "mark-eval": "Mark partitions as evaluated, or claim one for evaluation.",

@@ -11,6 +11,7 @@ import typer
 from snapctl.checkpoints import (
     Checkpoint,
     Chooser,
+    Judge,
     LatestSearch,
     find_latest,
     open_save_dir,
@@ -51,6 +52,9 @@ def command(
         str | None,
         typer.Option(metavar="[P/]METRIC:max|min", help="The best by a metric of partition P, not the newest."),
     ] = None,
+    verified: Annotated[
+        bool, typer.Option("--verified", help="Only one whose blobs are all there in full length, by their listing.")
+    ] = False,
     max_age: Annotated[
         str | None, typer.Option(metavar="DURATION", help="End with 1 when it is older, or of unknown age.")
     ] = None,
@@ -65,7 +69,8 @@ def command(
     choose = _chooser(evaluated_by or [], not_evaluated_by or [], best)
     try:
         place = open_save_dir(save_dir, parse_storage_options(storage_option))
-        found = find_latest(place, choose=choose, compares_all=best is not None)
+        judge = _judge_blobs() if verified else None
+        found = find_latest(place, choose=choose, compares_all=best is not None, judge=judge)
     except (SaveDirNotFoundError, CheckpointNotFoundError) as error:
         if not missing_ok or isinstance(error, NoMatchError):
             raise
@@ -93,6 +98,12 @@ def _chooser(evaluated_by: list[str], not_evaluated_by: list[str], best: str | N
         return fitting if spec is None else rank_by_metric(fitting, spec)
 
     return choose
+
+
+def _judge_blobs() -> Judge:
+    from snapctl.wholeness import find_flaw
+
+    return find_flaw
 
 
 def _print_nothing(out: Output) -> None:

@@ -187,7 +187,7 @@ class Output:
     @contextlib.contextmanager
     def progress(
         self, description: str, total: int | None, *, unit: str = "bytes", only_if: bool = True
-    ) -> Iterator[Callable[[int], None]]:
+    ) -> Iterator[Callable[..., None]]:
         """A progress bar on stderr, if that is a terminal and nobody asked for silence.
 
         Args:
@@ -197,10 +197,10 @@ class Output:
             only_if: False for what is known to be over at once.
 
         Returns:
-            a function to call with how much is done by now.
+            a function to call with how much is done by now and, if that has changed, how much there is in all.
         """
         if not only_if or not self.wants_progress or self.as_json or not _is_terminal(sys.stderr):
-            yield lambda done: None
+            yield lambda done, total=None: None
             return
         from rich import progress
         from rich.console import Console
@@ -216,7 +216,7 @@ class Output:
         columns = [progress.TextColumn("{task.description}", markup=False), progress.BarColumn(), *middle]
         with progress.Progress(*columns, progress.TimeRemainingColumn(), console=console, transient=True) as bar:
             task = bar.add_task(printable(description), total=total)
-            yield lambda done: bar.update(task, completed=done)
+            yield lambda done, total=total: bar.update(task, completed=done, total=total)
 
 
 class StdoutSink:

@@ -117,6 +117,16 @@ class DeletedFiles(msgspec.Struct):
             self.gone += 1
 
 
+class ListedTree(msgspec.Struct, gc=False):
+    """What `Storage.list_trees` found below one child directory."""
+
+    name: str
+    files: list[FileInfo] = []
+    """Sorted by path; paths are relative to the child directory. Empty where there is nothing."""
+    error: StorageError | None = None
+    """It could not be listed."""
+
+
 class Storage(abc.ABC):
     """One directory of a file system or an object store."""
 
@@ -178,6 +188,21 @@ class Storage(abc.ABC):
             totals: count and add up all files, too.
         """
 
+    def list_trees(self, names: Sequence[str]) -> Iterator[ListedTree]:
+        """`list_tree` of many child directories, as far as the caller goes on asking; in whatever order is quickest.
+
+        Args:
+            names: child directories (the caller has seen them in a listing).
+        """
+        for name in names:
+            try:
+                files = self.list_tree(name)
+            except StorageError as error:
+                yield ListedTree(name, error=error)
+                continue
+            skip = len(name) + 1
+            yield ListedTree(name, [msgspec.structs.replace(file, path=file.path[skip:]) for file in files])
+
     @abc.abstractmethod
     def find_file(self, path: str) -> FileInfo | None:
         """One file, or None. A directory is no file."""
@@ -227,6 +252,16 @@ class Storage(abc.ABC):
         """Fills a writable, contiguous buffer of bytes with what begins at `start`; raises like `read_range`."""
         data = self.read_range(path, start, start + len(buffer), version=version)
         buffer[:] = data
+
+    def read_blocks(
+        self, path: str, start: int, end: int, buffer: memoryview, *, version: str = ""
+    ) -> Iterator[memoryview]:
+        """The bytes ``[start, end)`` of a file in blocks of the buffer's length, each in the buffer until the next one
+        is asked for; raises like `read_range`."""
+        for first in range(start, end, len(buffer)):
+            block = buffer[: min(len(buffer), end - first)]
+            self.read_into(path, first, block, version=version)
+            yield block
 
     def copy_range(self, path: str, start: int, end: int, descriptor: int, *, version: str = "") -> int:
         """Has the operating system append the bytes ``[start, end)`` of a file to an open file of this machine.

@@ -17,10 +17,12 @@ import contextlib
 import contextvars
 import email.utils
 import logging
+import math
 import os
 import random
 import time
 import warnings
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime
 from threading import Event
@@ -43,6 +45,7 @@ from snapctl.errors import (
 from snapctl.storage.base import (
     DeletedFiles,
     FileInfo,
+    ListedTree,
     Listing,
     ScannedDir,
     Storage,
@@ -106,6 +109,9 @@ MAX_ATTEMPTS = 4
 LIST_JOBS = 16
 MIN_LISTED_FILES = 4
 """From so many files of a directory on, a listing is tried, and goes on while each page holds as many of them."""
+PAGE_ITEMS = 1000
+TREE_PAGES = 4
+"""The pages of a part of `GcsStorage.list_trees`, by estimate: more are held longer, fewer are less often full."""
 MAX_SINGLE_LOOKS = 100
 """More files than that are not asked for one by one, if a listing can tell."""
 DELETE_JOBS = 16
@@ -547,6 +553,81 @@ class GcsStorage(Storage):
                 if mark.endswith("/") and last.startswith(target):
                     return last + "\0", index
         return None, len(names)
+
+    def list_trees(self, names: Sequence[str]) -> Iterator[ListedTree]:
+        """In flat listings of several children each, cut so that their pages are full, several at once.
+
+        The first page tells how many files a child has. So much is held at a time: what is listed by `LIST_JOBS`
+        requests of `TREE_PAGES` pages each.
+        """
+        ordered = sorted(names, key=lambda name: name + "/")
+        if not ordered:
+            return
+        try:
+            first = self._run(self._list_children(ordered, pages=1), "", listing=True)
+        except StorageError as error:
+            yield from (ListedTree(name, error=error) for name in ordered)
+            return
+        yield from first
+        rest = ordered[len(first) :]
+        each = sum(len(tree.files) for tree in first) / max(1, len(first))
+        pages = min(TREE_PAGES, max(1, math.ceil(len(rest) * each / PAGE_ITEMS / LIST_JOBS)))
+        size = max(1, int(pages * PAGE_ITEMS / max(each, 1)))
+        parts = [rest[start : start + size] for start in range(0, len(rest), size)]
+        running: deque[tuple[list[str], concurrent.futures.Future[list[ListedTree]]]] = deque()
+        try:
+            for part in [*parts, *([None] * LIST_JOBS)]:
+                if part is not None:
+                    work = self._list_children(part)
+                    running.append((part, asyncio.run_coroutine_threadsafe(work, self._fs.loop)))
+                if running and (part is None or len(running) == LIST_JOBS):
+                    yield from self._finished_part(*running.popleft())
+        finally:
+            for _, future in running:
+                future.cancel()
+
+    def _finished_part(
+        self, names: Sequence[str], future: concurrent.futures.Future[list[ListedTree]]
+    ) -> Iterator[ListedTree]:
+        try:
+            yield from future.result()
+        except Exception as error:  # what gcsfs raises, and whatever lies under it
+            translated = translate_gcs_error(error, self.url, bucket=self._bucket, listing=True)
+            yield from (ListedTree(name, error=translated) for name in names)
+
+    async def _list_children(self, names: Sequence[str], *, pages: int | None = None) -> list[ListedTree]:
+        """Flat listings from the first to the last of the names (sorted); what lies between them is passed over.
+
+        Args:
+            pages: end after so many, with the children that are whole by then (at least one).
+        """
+        found = {name: ListedTree(name) for name in names}
+        marks = [name + "/" for name in names]
+        end = self._prefix + names[-1] + "0"  # "0" is the character after "/"
+        start: str | None = self._prefix + marks[0]
+        token: str | None = None
+        number = 0
+        while start is not None:
+            page = await self._page(self._prefix, startOffset=start, endOffset=end, pageToken=token)
+            number += 1
+            inner = ""
+            for item in page.items:
+                name, _, inner = item.name[len(self._prefix) :].partition("/")
+                if inner and name in found:
+                    found[name].files.append(self._info(item, f"{self._prefix}{name}/"))
+            token = page.nextPageToken or None
+            if token is None:
+                break
+            if not page.items:
+                continue
+            last = page.items[-1].name[len(self._prefix) :]
+            following = bisect.bisect_right(marks, last)
+            is_inside = following > 0 and last.startswith(marks[following - 1])
+            if pages is not None and number >= pages and following - is_inside > 0:
+                return [found[name] for name in names[: following - is_inside]]
+            if not is_inside:
+                start, token = (self._prefix + marks[following], None) if following < len(marks) else (None, None)
+        return list(found.values())
 
     def find_file(self, path: str) -> FileInfo | None:
         item = self._run(self._look(self._key(path)), path)

@@ -204,6 +204,15 @@ class LocalStorage(Storage):
         with self._open_blob(path, start, start + len(buffer), version) as descriptor:
             _fill(descriptor, start, buffer, self._file(path))
 
+    def read_blocks(
+        self, path: str, start: int, end: int, buffer: memoryview, *, version: str = ""
+    ) -> Iterator[memoryview]:
+        with self._open_blob(path, start, end, version) as descriptor:
+            for first in range(start, end, len(buffer)):
+                block = buffer[: min(len(buffer), end - first)]
+                _fill(descriptor, first, block, self._file(path))
+                yield block
+
     def copy_range(self, path: str, start: int, end: int, descriptor: int, *, version: str = "") -> int:
         if not hasattr(os, "copy_file_range"):  # not on Linux
             return 0

@@ -1,0 +1,152 @@
+"""How the data of a checkpoint is cut into parts and samples, and put together again."""
+
+from __future__ import annotations
+
+import random
+
+import google_crc32c
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from snapctl.blob_uses import BlobUse
+from snapctl.crc_combine import combine_crc32c
+from snapctl.data_plan import Sample, choose_sample, parse_sample, plan_blobs
+from snapctl.errors import InvalidOptionError
+from snapctl.float_counts import count_non_finite
+from snapctl.storage import FileInfo
+from snapctl.tensor_layout import item_bytes
+from tests.support.shards import DTYPES, FLOATS, dtype_of, random_array
+
+# -- checksums -------------------------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_the_checksum_of_a_whole_follows_from_those_of_its_parts(first: bytes, second: bytes) -> None:
+    sums = google_crc32c.value(first), google_crc32c.value(second)
+    assert combine_crc32c(*sums, len(second)) == google_crc32c.value(first + second)
+
+
+@pytest.mark.parametrize("size", [1 << 20, (1 << 22) + 12345])
+def test_the_checksum_of_large_parts(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    sums = google_crc32c.value(b"head"), google_crc32c.value(data)
+    assert combine_crc32c(*sums, size) == google_crc32c.value(b"head" + data)
+
+
+# -- samples ---------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.dictionaries(st.text("abc/", min_size=1, max_size=6), st.integers(0, 10**9), max_size=30),
+    st.integers(1, 12),
+    st.text("0123456789", min_size=1, max_size=5),
+)
+def test_all_samples_cover_every_blob_once(sizes: dict[str, int], total: int, name: str) -> None:
+    samples = [choose_sample(sizes, Sample(number, total), name=name) for number in range(1, total + 1)]
+    assert sorted(location for sample in samples for location in sample) == sorted(sizes)
+
+
+def test_samples_are_about_equally_large() -> None:
+    rng = random.Random(0)
+    sizes = {f"0/{number}": int(rng.paretovariate(1.2) * 1e6) for number in range(500)}
+    loads = [sum(map(sizes.__getitem__, choose_sample(sizes, Sample(n, 7), name="10"))) for n in range(1, 8)]
+    assert max(loads) < max(1.1 * min(loads), min(loads) + max(sizes.values()))
+
+
+def test_the_largest_blob_is_not_in_the_same_sample_of_every_checkpoint() -> None:
+    sizes = {"large": 10**9, **{f"small{number}": 10 for number in range(20)}}
+    where = {
+        next(n for n in range(1, 8) if "large" in choose_sample(sizes, Sample(n, 7), name=str(step)))
+        for step in range(0, 10_000, 100)
+    }
+    assert where == set(range(1, 8))
+
+
+@pytest.mark.parametrize("text", ["", "1", "0/7", "8/7", "1/0", "a/b", "1/7/2", "-1/7", "1/1000000", "¹/7", "1 /7"])
+def test_what_is_no_sample_is_refused(text: str) -> None:
+    with pytest.raises(InvalidOptionError, match="N/T"):
+        parse_sample(text)
+
+
+def test_a_sample_is_counted_from_one() -> None:
+    assert parse_sample("7/7") == Sample(7, 7)
+
+
+# -- parts -----------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def blobs(draw: st.DrawFn) -> tuple[list[BlobUse], int]:
+    """Uses of one blob, in order and without overlaps, some with gaps; and the blob's length."""
+    uses: list[BlobUse] = []
+    position = 0
+    for number in range(draw(st.integers(0, 8))):
+        position += draw(st.integers(0, 20))
+        dtype = draw(st.sampled_from(DTYPES))
+        serializer = draw(st.sampled_from(("buffer_protocol", "buffer_protocol", "torch_save", "per_channel_qtensor")))
+        size = draw(st.integers(1, 60)) * (item_bytes(dtype) or 1) + (8 if serializer != "buffer_protocol" else 0)
+        end = position + size
+        uses.append(BlobUse(f"0/{number}", f"0/{number}", "blob", position, end, serializer, dtype, (size,)))
+        position = end
+    return uses, position + draw(st.integers(0, 20))
+
+
+@settings(max_examples=300)
+@given(blobs(), st.integers(8, 200), st.booleans())
+def test_parts_tile_a_blob_and_cut_no_element(blob: tuple[list[BlobUse], int], part_bytes: int, finite: bool) -> None:
+    uses, size = blob
+    files = {"blob": FileInfo("blob", size, 1.0, "7")}
+    (plan,) = plan_blobs({"blob": uses}, files, finite=finite, part_bytes=part_bytes)
+    assert [part.start for part in plan.parts] + [size] == [0] * (size > 0) + [part.end for part in plan.parts] + (
+        [size] if size == 0 else []
+    )
+    assert all(part.version == "7" and part.start < part.end for part in plan.parts)
+    assert [use.entry for part in plan.parts for use in part.archives] == [
+        use.entry for use in uses if use.serializer == "torch_save"
+    ]
+    assert [use.entry for part in plan.parts for use in part.axes] == [
+        use.entry for use in uses if use.serializer == "per_channel_qtensor"
+    ]
+    counted = {use.entry: 0 for use in uses}
+    for part in plan.parts:
+        for use in part.archives:
+            assert part.start <= use.start and use.end is not None and use.end <= part.end
+        for span in part.floats:
+            assert part.start <= span.start < span.end <= part.end
+            assert (span.end - span.start) % (item_bytes(span.dtype) or 1) == 0
+            counted[span.tensor] += span.end - span.start
+    for use in uses:
+        is_float = (use.dtype or "").startswith(("float", "bfloat", "complex"))
+        wanted = finite and use.is_raw and is_float and use.end is not None
+        assert counted[use.entry] == ((use.end or 0) - use.start if wanted else 0)
+
+
+# -- numbers that are none -------------------------------------------------------------------------------------------
+
+
+@given(st.sampled_from((*FLOATS, "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu")), st.integers(0, 1 << 30))
+def test_non_finite_elements_are_counted_as_numpy_counts_them(dtype: str, seed: int) -> None:
+    array = random_array([257], dtype, seed)
+    found = count_non_finite(memoryview(array.tobytes()), dtype)
+    with np.errstate(invalid="ignore"):
+        wide = array.astype(np.float64) if dtype != "float64" else array
+    assert found == (int(np.isnan(wide).sum()), int(np.isinf(wide).sum()), 257)
+
+
+def test_a_buffer_need_not_be_aligned() -> None:
+    array = np.array([1.0, np.nan, np.inf, -np.inf], "f8")
+    data = memoryview(b"\1" + array.tobytes())[1:]
+    assert count_non_finite(data, "float64") == (1, 2, 4)
+
+
+def test_a_complex_number_counts_once() -> None:
+    array = np.array([complex(np.nan, np.inf), complex(np.inf, 1), 1j, complex(0, np.nan)], "c8")
+    assert count_non_finite(memoryview(array.tobytes()), "complex64") == (2, 1, 4)
+    halves = np.array([[np.nan, 1], [np.inf, np.nan], [1, -np.inf], [0, 0]], "f2")
+    assert count_non_finite(memoryview(halves.tobytes()), "complex32") == (2, 1, 4)
+
+
+def test_the_dtypes_of_the_tests_are_known_to_numpy() -> None:
+    assert all(dtype_of(name).itemsize == item_bytes(name) for name in DTYPES)
