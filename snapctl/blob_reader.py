@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from snapctl.blob_file import BlobFile
+from snapctl.checksums import BlobSums
 from snapctl.errors import (
     DamagedError,
     InvalidPathError,
@@ -32,12 +33,14 @@ class BlobReader:
         bytes_read: what has come so far, gaps included.
         read_bytes: the longest request.
         gap_bytes: how many unneeded bytes are read over rather than asked around.
+        sums: looks at every piece that has come, where checksums are to be compared.
     """
 
     def __init__(self, storage: Storage, *, read_bytes: int | None = None) -> None:
         is_local = storage.scheme == "file"
         self.storage = storage
         self.bytes_read = 0
+        self.sums: BlobSums | None = None
         self.read_bytes = read_bytes or (LOCAL_READ_BYTES if is_local else REMOTE_READ_BYTES)
         self.gap_bytes = 0 if is_local else REMOTE_GAP_BYTES
         self._jobs = max(2, storage.parallel_requests)
@@ -111,6 +114,14 @@ class BlobReader:
             raise PreconditionError(f"{url}: was replaced or deleted while it was being read", url=url) from error
         with self._lock:
             self.bytes_read += len(buffer)
+        if self.sums is not None and (differing := self.sums.add(location, start, buffer)) is not None:
+            recorded, computed = differing
+            raise DamagedError(
+                f"{entry}: {location} has the CRC32C {computed:08x}, and {recorded:08x} was recorded when it was saved",
+                kind="checksum",
+                entry=entry,
+                blob=location,
+            )
 
     def fill(self, location: str, start: int, buffer: memoryview, entry: str) -> None:
         """As `fetch`, in requests of bounded size, several at once."""

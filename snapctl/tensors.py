@@ -7,6 +7,7 @@ out blocks of rows. Exporting, verifying and restoring stand on it; `snapctl.rea
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from snapctl.blob_reader import BlobReader, blob_problem, wait_for
+from snapctl.checksums import BlobSums
 from snapctl.dtypes import QUANTIZED_DTYPES, bits, numpy_dtype
 from snapctl.errors import DamagedError, InvalidOptionError, UnsupportedEntryError
 from snapctl.manifest import ObjectEntry
@@ -102,6 +104,21 @@ class TensorReader:
         """
         return self._blobs.look_up(locations)
 
+    def use_checksums(self, expected: Mapping[str, tuple[int, int]]) -> None:
+        """Compares blobs that are read whole, in whatever pieces, with ``(length, CRC32C)``; a difference raises.
+
+        Args:
+            expected: by location; those that will only be read in part cost time and are better left out.
+        """
+        if self._blobs.sums is None:
+            self._blobs.sums = BlobSums()
+        self._blobs.sums.expected = expected
+
+    @property
+    def blobs_checked(self) -> int:
+        """Blobs whose checksum was found right."""
+        return 0 if self._blobs.sums is None else self._blobs.sums.checked
+
     def find_blob_problems(self, layouts: Iterable[TensorLayout], region: Region | None = None) -> list[DamagedError]:
         """What is missing of the blobs that tensors need, without reading any.
 
@@ -119,6 +136,16 @@ class TensorReader:
         """Raises the first of `find_blob_problems`."""
         for problem in self.find_blob_problems(layouts, region):
             raise problem
+
+    def find_needed(self, layout: TensorLayout, region: Region) -> Iterator[tuple[Box, int]]:
+        """The boxes that share elements with a region, and how many bytes of each are needed (or all that it has)."""
+        if not layout.is_raw:
+            for box in layout.needed_boxes:
+                found = self.look_up([box.location])[box.location]
+                yield box, box.size_bytes if box.size_bytes is not None else 0 if found is None else found.size_bytes
+            return
+        for box, shared in self._index(layout).find(region):
+            yield box, math.prod(shared[1]) * (layout.item_bytes or 0)
 
     def _needed(self, layout: TensorLayout, region: Region | None) -> Iterator[Box]:
         if region is None or layout.shape is None or not layout.is_raw:
@@ -305,6 +332,21 @@ class TensorReader:
         box = Box(manifest_path, (), (), entry.location, entry.serializer, None)
         with self._blobs.open(box) as file:
             return load_object(file, entry=manifest_path, blob=entry.location, obj_type=entry.obj_type)
+
+    def read_blob(self, manifest_path: str, location: str) -> bytes:
+        """All bytes of a blob, for what can only be decoded as a whole.
+
+        Raises:
+            DamagedError, StorageError: as `read`.
+        """
+        box = Box(manifest_path, (), (), location, "", None)
+        found = self.look_up([location])[location]
+        problem = blob_problem(box, found)
+        if problem is not None:
+            raise problem
+        data = bytearray(0 if found is None else found.size_bytes)
+        self._blobs.fill(location, 0, memoryview(data), manifest_path)
+        return bytes(data)
 
     def _copy_decoded(self, layout: TensorLayout, region: Region, target: Array) -> None:
         for box, shared in self._index(layout).find(region):

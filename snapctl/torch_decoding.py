@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from snapctl.dtypes import QUANTIZED_DTYPES, numpy_dtype
-from snapctl.errors import DamagedError, MissingExtraError, RefusedError, SnapctlError, UnsupportedEntryError
+from snapctl.errors import DamagedError, MissingExtraError, SnapctlError, UnpicklingError, UnsupportedEntryError
 from snapctl.manifest import DTYPE_SIZES
 
 if TYPE_CHECKING:
@@ -49,19 +49,24 @@ def torch_dtype(name: str) -> torch.dtype:
     return found
 
 
-def load_object(file: IO[bytes] | io.RawIOBase, *, entry: str, blob: str, obj_type: str | None = None) -> Any:
+def load_object(
+    file: IO[bytes] | io.RawIOBase, *, entry: str, blob: str, obj_type: str | None = None, allow_pickle: bool = False
+) -> Any:
     """What ``torch.save`` wrote, with PyTorch's weights-only loading: nothing else is ever unpickled.
 
     Args:
         file: seekable.
         obj_type: the class that the manifest names, for the message of a refusal.
+        allow_pickle: unpickle anything, which runs whatever code the file says.
 
     Raises:
-        RefusedError: it holds something that would have to be unpickled.
+        UnpicklingError: it holds something that would have to be unpickled.
         DamagedError: it is no such file (``undecodable``).
         MissingExtraError: torch is not installed.
     """
     numerics = import_torch(f"{entry} (torch_save)")
+    if allow_pickle:
+        return _unpickle(numerics, file, entry=entry, blob=blob)
     try:
         with _quiet():
             return numerics.load(file, map_location="cpu", weights_only=True)
@@ -72,12 +77,25 @@ def load_object(file: IO[bytes] | io.RawIOBase, *, entry: str, blob: str, obj_ty
         unsafe = _unsafe_globals(numerics, file)
         if unsafe:
             kind = f"an object of {obj_type}" if obj_type else "an object"
-            raise RefusedError(
+            raise UnpicklingError(
                 f"{entry}: {kind} that would have to be unpickled, which can run code: {', '.join(unsafe[:5])}"
             ) from error
         reason = " ".join(str(error).split("\n")[0].split())[:160] or type(error).__name__
         raise DamagedError(
             f"{entry}: {blob} cannot be decoded as torch_save: {reason}", kind="undecodable", entry=entry, blob=blob
+        ) from error
+
+
+def _unpickle(numerics: Any, file: IO[bytes] | io.RawIOBase, *, entry: str, blob: str) -> Any:
+    try:
+        with _quiet():
+            return numerics.load(file, map_location="cpu", weights_only=False)
+    except SnapctlError:
+        raise
+    except Exception as error:  # whatever the code in it raises
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise DamagedError(
+            f"{entry}: {blob} cannot be unpickled: {reason}", kind="undecodable", entry=entry, blob=blob
         ) from error
 
 
