@@ -157,7 +157,6 @@ class _Restore:
                 self._timings.planned_seconds = time.monotonic() - self._timings.started
                 for name in self._names:
                     self._restore_object(name)
-                self._agree()
                 self._log(snapshot)
             except SaveError as error:  # a rank is silent, or the store is gone
                 raise self._error([(Problem("failed", "", error.message), error.ranks)]) from error
@@ -411,16 +410,19 @@ class _Restore:
                 values = self._read(name)
             self._timings.read_seconds += time.monotonic() - started
         self._agree()
-        if planned is None:
-            return
         with self._noting(name):
-            stateful = self._app_state[name]
-            state_dict = self._build(planned, values, is_root=True)
-            stateful.load_state_dict(state_dict)
-            if isinstance(stateful, torch.optim.Optimizer):
-                undo_conversions(stateful, state_dict)
-            self._loaded.append(name)
-            self._under_way = ""
+            if planned is not None:
+                self._load(name, planned, values)
+        self._agree()
+
+    def _load(self, name: str, planned: PlannedNode, values: Mapping[str, Any]) -> None:
+        stateful = self._app_state[name]
+        state_dict = self._build(planned, values, is_root=True)
+        stateful.load_state_dict(state_dict)
+        if isinstance(stateful, torch.optim.Optimizer):
+            undo_conversions(stateful, state_dict)
+        self._loaded.append(name)
+        self._under_way = ""
 
     def _read(self, name: str) -> dict[str, Any]:
         """The tensors of one object of the state, by path."""

@@ -9,8 +9,10 @@ import contextlib
 import io
 import math
 import pickle
+import pickletools
 import struct
 import warnings
+import zipfile
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
@@ -74,16 +76,42 @@ def load_object(
         raise
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError,
             IndexError, struct.error) as error:  # fmt: skip
+        kind = f"an object of {obj_type}" if obj_type else "an object"
+        refusal = f"{entry}: {kind} that would have to be unpickled, which can run code"
         unsafe = _unsafe_globals(numerics, file)
         if unsafe:
-            kind = f"an object of {obj_type}" if obj_type else "an object"
-            raise UnpicklingError(
-                f"{entry}: {kind} that would have to be unpickled, which can run code: {', '.join(unsafe[:5])}"
-            ) from error
-        reason = " ".join(str(error).split("\n")[0].split())[:160] or type(error).__name__
+            raise UnpicklingError(f"{refusal}: {', '.join(unsafe[:5])}") from error
+        if isinstance(error, pickle.UnpicklingError) and _is_whole(file):
+            raise UnpicklingError(refusal) from error  # weights-only loading knows some of pickle's instructions only
         raise DamagedError(
-            f"{entry}: {blob} cannot be decoded as torch_save: {reason}", kind="undecodable", entry=entry, blob=blob
+            f"{entry}: {blob} cannot be decoded as torch_save: {_reason(error)}",
+            kind="undecodable",
+            entry=entry,
+            blob=blob,
         ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """What is wrong, without torch's advice on how to load it in spite of that."""
+    text = str(error)
+    _, found, after = text.partition("WeightsUnpickler error:")
+    lines = [line for line in (after if found else text).splitlines() if line.strip()]
+    words = " ".join(lines[0].split())[:160] if lines and not lines[0].startswith("Check the doc") else ""
+    return words or type(error).__name__
+
+
+def _is_whole(file: IO[bytes] | io.RawIOBase) -> bool:
+    """Whether the archive and its pickle can be read to the end; nothing in it is run."""
+    try:
+        file.seek(0)
+        with zipfile.ZipFile(file) as archive:  # type: ignore[arg-type]
+            names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            opcodes = [opcode.name for name in names for opcode, _, _ in pickletools.genops(archive.read(name))]
+    except SnapctlError:
+        raise
+    except Exception:  # noqa: BLE001 - broken in whatever way
+        return False
+    return bool(opcodes) and opcodes[-1] == "STOP"
 
 
 def _unpickle(numerics: Any, file: IO[bytes] | io.RawIOBase, *, entry: str, blob: str) -> Any:
