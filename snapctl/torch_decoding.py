@@ -104,7 +104,7 @@ def _is_whole(file: IO[bytes] | io.RawIOBase) -> bool:
     """Whether the archive and its pickle can be read to the end; nothing in it is run."""
     try:
         file.seek(0)
-        with zipfile.ZipFile(file) as archive:  # type: ignore[arg-type]
+        with zipfile.ZipFile(file) as archive:
             names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
             opcodes = [opcode.name for name in names for opcode, _, _ in pickletools.genops(archive.read(name))]
     except SnapctlError:
