@@ -26,7 +26,7 @@ from snapctl.errors import ManifestError, ManifestProblem
 MANIFEST_NAME = ".snapshot_metadata"
 """Written last: its presence, not empty, is what makes a checkpoint complete."""
 
-Key: TypeAlias = "bool | int | float | str | None"
+Key: TypeAlias = bool | int | float | str | None
 """A key of a state dict. ``True`` and ``1`` are different keys here, as they are in the manifest."""
 
 DTYPE_SIZES: Mapping[str, int] = {

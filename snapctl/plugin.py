@@ -109,6 +109,8 @@ class SnapctlPlugin(StoragePlugin):  # type: ignore[misc]
             self._dirs.update(_directories(path))
         total = BlobSum(len(data), crc32c(data) if self._checksums else 0)
         found = self.storage.write_blob(path, data, durable=self._durable)
+        with self._lock:
+            self.written[path] = Written(found, total)
         url = self.storage.url_of(path)
         if found.size_bytes != total.size_bytes:
             raise DamagedError(
@@ -120,8 +122,6 @@ class SnapctlPlugin(StoragePlugin):  # type: ignore[misc]
                 kind="checksum",
                 blob=path,
             )
-        with self._lock:
-            self.written[path] = Written(found, total)
 
     # -- what a save does ----------------------------------------------------------------------------------------
 

@@ -209,7 +209,7 @@ class StoreRanks(Ranks):
         nonce = uuid.uuid4().hex
         self._put(f"hello/{self.rank}", (nonce, step))
         try:
-            for pause in self._pauses(self._patience):
+            for pause in self._pauses(self._patience * 1.1 + 1):  # rank 0 may tell who else is missing
                 save = self._find("save")
                 if save is not None and save["nonces"].get(self.rank) == nonce:
                     break

@@ -35,6 +35,9 @@ RAW_DTYPES = (
 PICKLED_DTYPES = ("complex32",)
 """The same, stored with ``torch.save``."""
 
+STRIDED = "_StridedShard"
+"""A placement of PyTorch's own, not for users; not a kind of ``Shard`` in every release."""
+
 LONGEST_INLINE_INT_BITS = 14_000
 """Python refuses to write out integers of more than 4,300 digits."""
 
@@ -97,9 +100,9 @@ def why_refused(value: Any) -> tuple[str, str] | None:
         if not SAVES_DTENSORS:
             way_out = "pip install torchsnapshot-nightly==2024.7.26, or save its full_tensor()"
             return f"a DTensor, which torchsnapshot {torchsnapshot.__version__} cannot save", way_out
-        strange = [type(place).__name__ for place in value.placements if type(place) not in (Shard, Replicate)]
-        if strange:
-            return f"a DTensor with the placement {strange[0]}", "redistribute() it to Shard and Replicate"
+        strange = _strange_placement(value)
+        if strange is not None:
+            return f"a DTensor with the placement {strange}", "redistribute() it to Shard and Replicate"
         return why_refused(_local(value))
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         return (
@@ -118,6 +121,26 @@ def why_refused(value: Any) -> tuple[str, str] | None:
     name = str(value.dtype).removeprefix("torch.")
     if value.dtype not in torchsnapshot.serialization._DTYPE_TO_STRING and name not in RAW_DTYPES + PICKLED_DTYPES:
         return f"dtype {name} is not known to the format", "save it viewed as uint8"
+    return None
+
+
+def _strange_placement(tensor: Any) -> str | None:
+    """The name of a placement whose local tensors are no boxes of the whole one, or None.
+
+    FSDP over tensor parallelism cuts the same dimension twice, the inner mesh dimension first: it calls the outer
+    placement strided, and its shards are boxes if it is strided by just as many parts as the inner ones make.
+    """
+    for dim, placement in enumerate(tensor.placements):
+        name = type(placement).__name__
+        if name == STRIDED:
+            inner = 1
+            for later in range(dim + 1, len(tensor.placements)):
+                if type(tensor.placements[later]) is Shard and tensor.placements[later].dim == placement.dim:
+                    inner *= tensor.device_mesh.size(later)
+            if placement.split_factor == inner:
+                continue
+        if type(placement) not in (Shard, Replicate):
+            return name
     return None
 
 

@@ -47,6 +47,8 @@ from snapctl.storage import FileInfo, open_storage
 logger = logging.getLogger("snapctl.saving")
 
 WATCH_SECONDS = 0.1
+GRACE_SECONDS = 5.0
+"""How long a failure is held back so that its blobs can be removed first: not longer than a request that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,7 @@ class PendingSnapshot:
         """
         self._over.wait()
         if self._error is not None:
+            self._released.wait(GRACE_SECONDS)
             raise self._error
         return torchsnapshot.Snapshot(plugin_url(self.path), storage_options=dict(self._storage_options or {}))
 
@@ -151,6 +154,8 @@ class _Save:
         self._started = started
         self._ranks = open_ranks(options.patience_seconds)
         self._loop = asyncio.new_event_loop()
+        # After the first failure nobody asks for those of the other blobs, about which asyncio would complain.
+        self._loop.set_exception_handler(lambda _, context: logger.debug("%s", context.get("message")))
         self._plugin: SnapctlPlugin | None = None
         self._staged: Staged | None = None
         self._old: list[FileInfo] = []
@@ -356,6 +361,7 @@ class _Save:
         files = [written.file for written in self._plugin.written.values()]
         try:
             delete_blobs(self._plugin.storage, files)
+            self._plugin.storage.delete_empty_dirs()
         except Exception as error:  # noqa: BLE001 - the save has failed already; this must not hide why
             logger.warning("%s: blobs are left behind: %s", self.pending.path, describe(error))
 

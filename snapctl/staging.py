@@ -13,7 +13,10 @@ import contextlib
 import fnmatch
 import glob
 import hashlib
+import importlib
+import inspect
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +40,7 @@ from torchsnapshot.manifest import ChunkedTensorEntry, ObjectEntry
 
 from snapctl.errors import RefusedError, SaveError
 from snapctl.ranks import Ranks, RootOnly
-from snapctl.savable import PICKLED_DTYPES, RAW_DTYPES, find_refused, is_dtensor, refuse_together
+from snapctl.savable import PICKLED_DTYPES, RAW_DTYPES, SAVES_DTENSORS, find_refused, is_dtensor, refuse_together
 from snapctl.storage.local import TEMPORARY_MARK
 
 _SERIALIZATION = torchsnapshot.serialization
@@ -231,7 +234,7 @@ def _corrected(pickled: Mapping[str, bytes], before_writing: Callable[[], None])
                     f"torchsnapshot {torchsnapshot.__version__} has no {getattr(owner, '__name__', owner)}.{name}",
                     hint="snapctl saves with torchsnapshot 0.1.0 and with the nightlies to 2024.7.26",
                 )
-            undo.callback(setattr, owner, name, getattr(owner, name))
+            undo.callback(setattr, owner, name, inspect.getattr_static(owner, name))  # a staticmethod stays one
             setattr(owner, name, value)
 
         _add_dtypes(undo)
@@ -239,8 +242,12 @@ def _corrected(pickled: Mapping[str, bytes], before_writing: Callable[[], None])
         put(_PREPARER, "get_storage_path", _safe_storage_path(_PREPARER.get_storage_path))
         put(_SHARDS.ShardedTensorIOPreparer, "subdivide_shard", _subdivide(_SHARDS.ShardedTensorIOPreparer))
         put(_TENSORS.TensorBufferStager, "stage_buffer", _stage_buffer)
-        put(_SNAPSHOT, "prepare_write", _prepare_write(_SNAPSHOT.prepare_write, pickled))
-        put(_SNAPSHOT, "partition_write_reqs", _partition(_SNAPSHOT.partition_write_reqs))
+        if SAVES_DTENSORS:
+            dtensors = importlib.import_module("torchsnapshot.io_preparers.dtensor")
+            put(dtensors.DTensorIOPreparer, "_get_dim_map", staticmethod(_dim_map))
+        left_to_others: set[str] = set()
+        put(_SNAPSHOT, "prepare_write", _prepare_write(_SNAPSHOT.prepare_write, pickled, left_to_others))
+        put(_SNAPSHOT, "partition_write_reqs", _partition(_SNAPSHOT.partition_write_reqs, left_to_others))
         put(_SNAPSHOT, "sync_execute_write_reqs", _execute(_SNAPSHOT.sync_execute_write_reqs, before_writing))
         yield
 
@@ -318,21 +325,26 @@ def _subdivide(preparer: Any) -> Any:
     return staticmethod(subdivide_shard)
 
 
-def _prepare_write(original: Callable[..., Any], pickled: Mapping[str, bytes]) -> Callable[..., Any]:
+def _prepare_write(
+    original: Callable[..., Any], pickled: Mapping[str, bytes], left_to_others: set[str]
+) -> Callable[..., Any]:
     def prepare_write(obj: Any, logical_path: str, rank: int, replicated: bool, **options: Any) -> Any:
         if logical_path in pickled:
             location = _PREPARER.get_storage_path(obj, logical_path, rank, replicated)
             kind = f"{type(obj).__module__}.{type(obj).__name__}"
             entry = ObjectEntry(location=location, serializer="torch_save", obj_type=kind, replicated=replicated)
             return entry, [WriteReq(path=location, buffer_stager=_Pickled(pickled[logical_path]))]
-        if type(obj) in (torch.Tensor, torch.nn.Parameter) and obj.numel() == 0 and not obj.is_quantized:
+        is_plain = type(obj) in (torch.Tensor, torch.nn.Parameter)
+        if is_plain and obj.numel() == 0 and not obj.is_quantized:
             dtype = _SERIALIZATION.dtype_to_string(obj.dtype)
             return ChunkedTensorEntry(dtype=dtype, shape=list(obj.shape), chunks=[], replicated=replicated), []
-        if isinstance(obj, torch.Tensor) and obj.is_quantized:  # no chunks: each would have its own quantizer
+        if is_plain and obj.is_quantized:  # no chunks: each would have its own quantizer
             location = _PREPARER.get_storage_path(obj, logical_path, rank, replicated)
             entry, requests = _TENSORS.TensorIOPreparer.prepare_write(location, obj, is_async_snapshot=True)
             entry.replicated = replicated
             return entry, requests
+        if is_dtensor(obj) and not _is_writer(obj, logical_path):
+            left_to_others.add(logical_path)
         return original(obj=obj, logical_path=logical_path, rank=rank, replicated=replicated, **options)
 
     return prepare_write
@@ -346,18 +358,50 @@ class _Pickled(ObjectBufferStager):  # type: ignore[misc]
         return data
 
 
-def _partition(original: Callable[..., Any]) -> Callable[..., Any]:
+def _partition(original: Callable[..., Any], left_to_others: set[str]) -> Callable[..., Any]:
     def partition_write_reqs(entries: dict[str, Any], write_reqs: dict[str, Any], pg: Ranks) -> tuple[Any, Any]:
-        """Keeps entries without blobs out of it: torchsnapshot would lose those that are replicated."""
-        empty = {path: entry for path, entry in entries.items() if not write_reqs[path]}
+        """Keeps out of it what torchsnapshot would lose or write twice.
+
+        Those are replicated entries without blobs, and DTensors: it looks for copies along the dimensions of the
+        tensor, and not of the mesh.
+        """
+        apart = {path for path, entry in entries.items() if not write_reqs[path] or entry.type == "DTensor"}
+        mine = apart - left_to_others
         divided, requests = original(
-            entries={path: entry for path, entry in entries.items() if path not in empty},
-            write_reqs={path: found for path, found in write_reqs.items() if path not in empty},
+            entries={path: entry for path, entry in entries.items() if path not in apart},
+            write_reqs={path: found for path, found in write_reqs.items() if path not in apart},
             pg=RootOnly(pg),
         )
-        return {**divided, **empty}, {**requests, **{path: [] for path in empty}}
+        divided.update((path, entry) for path, entry in entries.items() if path in mine)
+        requests.update((path, found) for path, found in write_reqs.items() if path in mine)
+        return divided, requests
 
     return partition_write_reqs
+
+
+def _dim_map(tensor: Any) -> list[list[int]]:
+    """For each dimension of a DTensor the mesh dimensions that cut it, strided or not; ``[-1]`` for none."""
+    cuts: list[list[int]] = [[] for _ in tensor.shape]
+    for mesh_dim, placement in enumerate(tensor.placements):
+        if not isinstance(placement, Replicate):
+            cuts[placement.dim].append(mesh_dim)
+    return [found or [-1] for found in cuts]
+
+
+def _is_writer(tensor: Any, logical_path: str) -> bool:
+    """Whether this rank writes its shard of a DTensor: of those that hold a copy of it, one does.
+
+    Which one depends on the path, so that the work is spread, and all know it without asking.
+    """
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return False  # not on the mesh
+    copies = index = 0
+    for dim, placement in enumerate(tensor.placements):
+        if isinstance(placement, Replicate):
+            size = tensor.device_mesh.size(dim)
+            copies, index = max(copies, 1) * size, index * size + coordinate[dim]
+    return copies == 0 or zlib.crc32(logical_path.encode("utf-8", "surrogatepass")) % copies == index
 
 
 def _execute(original: Callable[..., Any], before_writing: Callable[[], None]) -> Callable[..., Any]:
@@ -373,7 +417,9 @@ def _execute(original: Callable[..., Any], before_writing: Callable[[], None]) -
 
 async def _stage_buffer(self: Any, executor: Any = None) -> Any:
     """In place of ``TensorBufferStager.stage_buffer``, whose rule for copying compares a str with an Enum."""
-    return await _TENSORS._run_in_executor(executor, _stage_tensor, self)
+    staged = await _TENSORS._run_in_executor(executor, _stage_tensor, self)
+    self.tensor = None  # torchsnapshot keeps the stager until its blob is written
+    return staged
 
 
 def _stage_tensor(stager: Any) -> memoryview | bytes:

@@ -58,27 +58,27 @@ class Snapshot:
         self._replicated = tuple(replicated)
         self._options = options or SaveOptions()
         self._pending: PendingSnapshot | None = None
-        self._extra = state.setdefault(EXTRA_STATE, torchsnapshot.StateDict())
-        self._extra.setdefault("step", 0)
-        self._extra.setdefault("walltime", 0.0)
+        extra = state.setdefault(EXTRA_STATE, torchsnapshot.StateDict())
+        extra.setdefault("step", 0)
+        extra.setdefault("walltime", 0.0)
 
     @property
     def step(self) -> int:
         """The step that is saved with every snapshot, and restored from it."""
-        return int(self._extra["step"])
+        return int(self.state[EXTRA_STATE]["step"])
 
     @step.setter
     def step(self, step: int) -> None:
-        self._extra["step"] = step
+        self.state[EXTRA_STATE]["step"] = step
 
     @property
     def walltime(self) -> float:
         """Seconds of training so far, by whatever clock the training loop uses; saved with every snapshot."""
-        return float(self._extra["walltime"])
+        return float(self.state[EXTRA_STATE]["walltime"])
 
     @walltime.setter
     def walltime(self, walltime: float) -> None:
-        self._extra["walltime"] = walltime
+        self.state[EXTRA_STATE]["walltime"] = walltime
 
     def save(self, global_step: int) -> PendingSnapshot:
         """Saves the state into ``save_dir/<global_step>``, asynchronously; on all ranks of a job at the same time.

@@ -175,7 +175,7 @@ def test_rank_0_waits_for_the_others_as_long_as_its_patience() -> None:
 def test_the_others_wait_for_rank_0_as_long_as_their_patience() -> None:
     error, waited = meet_alone(1, 3, dist.HashStore())
     assert str(error) == "rank 0 did not come to save step 5 within 60 s"
-    assert 60 <= waited < 62
+    assert 60 <= waited < 70  # a little longer than rank 0, which may tell who else is missing
 
 
 @pytest.mark.parametrize("alone", [0, 1])

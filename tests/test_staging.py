@@ -25,7 +25,7 @@ from hypothesis import strategies as st  # noqa: E402
 from snapctl import Snapshot  # noqa: E402
 from snapctl.errors import RefusedError, UnsavableError  # noqa: E402
 from snapctl.manifest import parse_manifest  # noqa: E402
-from snapctl.savable import PICKLED_DTYPES, RAW_DTYPES  # noqa: E402
+from snapctl.savable import PICKLED_DTYPES, RAW_DTYPES, SAVES_DTENSORS  # noqa: E402
 from snapctl.staging import safe_location  # noqa: E402
 from tests.support.stored import raw, read_manifest, read_stored, same_bytes  # noqa: E402
 
@@ -188,6 +188,7 @@ def test_what_changes_after_save_returns_is_not_in_it(
     assert stored["0/m/number"] == "1"
 
 
+@pytest.mark.skipif(SAVES_DTENSORS, reason="the nightly's async_take does not work without a process group")
 def test_torchsnapshot_alone_stores_what_changes_later(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHSNAPSHOT_DISABLE_BATCHING", "1")
     from torchsnapshot.storage_plugins.fs import FSStoragePlugin
@@ -432,6 +433,7 @@ def test_torchsnapshot_is_as_it_was_after_a_save(tmp_path: pathlib.Path) -> None
         return [*(dict(vars(owner)) for owner in (*modules, stager)), dict(vars(shards))["subdivide_shard"], tables]
 
     before = state()
+    assert isinstance(before[-2], staticmethod)
     save(tmp_path, x=torch.ones(2))
     with pytest.raises(UnsavableError):
         save(tmp_path, x=torch.empty(1, device="meta"))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
@@ -42,6 +43,8 @@ def run() -> NoReturn:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code; never raises."""
+    if not sys.warnoptions:  # what libraries have to say to developers is nothing for stderr
+        warnings.simplefilter("ignore")
     options, literal = _split_at_double_dash(arguments)
     debug = "--debug" in options
     out = Output(as_json="--json" in options, progress="--no-progress" not in options)

@@ -360,7 +360,10 @@ class GcsStorage(Storage):
         base = self._prefix + (check_relative_path(path) + "/" if path else "")
 
         async def work() -> list[FileInfo]:
-            cuts = await self._cut_points(base)
+            first = await self._page(base, delimiter="/")
+            if not first.prefixes and not first.nextPageToken:  # no directories: that was all
+                return sorted((self._info(item, self._prefix) for item in first.items), key=lambda file: file.path)
+            cuts = self._cut_points(base, first)
             found: list[FileInfo] = []
 
             async def part(start: str, end: str) -> list[FileInfo]:
@@ -373,10 +376,9 @@ class GcsStorage(Storage):
 
         return self._run(work(), path, listing=True)
 
-    async def _cut_points(self, base: str) -> list[tuple[str, str]]:
+    def _cut_points(self, base: str, first: _Page) -> list[tuple[str, str]]:
         """Ranges of object names that can be listed at the same time: cut at the sub-directories, if there are
         enough, and otherwise inside the largest name space, the hexadecimal one of ``batched/``."""
-        first = await self._page(base, delimiter="/")
         if first.nextPageToken or len(first.prefixes) < 2:
             marks = [base + "batched/" + digit for digit in "02468ace"] + [base + "c"]
         else:

@@ -22,6 +22,8 @@ from snapctl.storage.base import FileInfo, Listing, ScannedDir, Storage, check_l
 TEMPORARY_MARK = ".snapctl-tmp-"
 """Between the name of a file that is being written and a random id."""
 
+_BLOB_ATTEMPTS = 20
+
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK, errno.ENOSYS}
@@ -246,9 +248,15 @@ class LocalStorage(Storage):
         full = self._file(path)
         try:
             self._make_parents(path, durable=False)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(full)  # never written into: it may be linked elsewhere, or be open in a reader
-            found = write_new_file(full, data, durable=durable)
+            for attempt in range(_BLOB_ATTEMPTS):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(full)  # never written into: it may be linked elsewhere, or be open in a reader
+                try:
+                    found = write_new_file(full, data, durable=durable)
+                    break
+                except FileExistsError:  # another rank holds the same shard, and writes it, too
+                    if attempt == _BLOB_ATTEMPTS - 1:
+                        raise
         except OSError as error:
             raise translate_os_error(error, full) from error
         return _info(path, found, found)

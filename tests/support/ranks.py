@@ -39,6 +39,7 @@ def run_ranks(
     *args: Any,
     timeout: float = 60.0,
     store: str = "rank0",
+    until_error: bool = False,
     on_start: Callable[[list[Any]], None] | None = None,
 ) -> list[Outcome]:
     """Calls ``function(rank, *args)`` on every rank, in processes of their own with a process group.
@@ -46,6 +47,7 @@ def run_ranks(
     Args:
         function: of a module, not a closure.
         store: where the store lives: ``rank0``, as with ``init_method="env://"``, or ``outside``, as with torchrun.
+        until_error: when one rank has failed, the others are only given half a second more.
         on_start: called with the processes when they run.
     """
     port = free_port()
@@ -67,8 +69,7 @@ def run_ranks(
     try:
         if on_start is not None:
             on_start(processes)
-        end = time.monotonic() + timeout
-        return [_collect(receiver, end) for receiver, _ in pipes]
+        return _collect([receiver for receiver, _ in pipes], timeout, until_error=until_error)
     finally:
         for process in processes:
             process.kill()
@@ -76,14 +77,25 @@ def run_ranks(
         del host
 
 
-def _collect(receiver: multiprocessing.connection.Connection, end: float) -> Outcome:
-    try:
-        if not receiver.poll(max(0.0, end - time.monotonic())):
-            return Outcome(error="hangs")
-        found: Outcome = receiver.recv()
-    except EOFError:
-        return Outcome(error="killed")
-    return found
+def _collect(
+    receivers: list[multiprocessing.connection.Connection], timeout: float, *, until_error: bool
+) -> list[Outcome]:
+    found: dict[int, Outcome] = {}
+    end = time.monotonic() + timeout
+    while len(found) < len(receivers):
+        waiting = [receiver for rank, receiver in enumerate(receivers) if rank not in found]
+        ready = multiprocessing.connection.wait(waiting, max(0.0, end - time.monotonic()))
+        if not ready:
+            break
+        for receiver in ready:
+            rank = receivers.index(receiver)  # type: ignore[arg-type]
+            try:
+                found[rank] = receiver.recv()  # type: ignore[union-attr]
+            except EOFError:
+                found[rank] = Outcome(error="killed")
+            if until_error and found[rank].error is not None:
+                end = min(end, time.monotonic() + 0.5)
+    return [found.get(rank, Outcome(error="hangs")) for rank in range(len(receivers))]
 
 
 def _rank_main(
