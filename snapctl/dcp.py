@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import logging
 import os
@@ -36,7 +37,7 @@ from torch.futures import Future
 from snapctl.entry_names import EntryIndex
 from snapctl.errors import InvalidOptionError, RestoreError, UnpicklingError, UnsupportedEntryError
 from snapctl.manifest import decode_path
-from snapctl.object_reading import ObjectReader
+from snapctl.object_reading import STATE_DICT, ObjectReader
 from snapctl.rank_view import (
     EmptySource,
     ObjectSource,
@@ -272,6 +273,7 @@ class _Walk:
         if kind is None:
             self._leaf(keys, path)
         elif kind == "list" and not self._is_taken_apart(path):
+            self._look_at(path)
             self._enter(keys, _Item(keys, None, lambda: self._value(path)))
         else:
             for segment, key in self.view.keys(path).items():
@@ -289,6 +291,13 @@ class _Walk:
                 return True
         return False
 
+    def _look_at(self, path: str) -> None:
+        """What cannot be used in a list that is one value shows now, and not when it is read."""
+        if self.view.container(path) is None:
+            self._find(path)
+        for segment in self.view.keys(path) if self.view.container(path) is not None else ():
+            self._look_at(f"{path}/{segment}")
+
     def _enter(self, keys: tuple[str | int, ...], item: _Item) -> None:
         name = ".".join(map(str, keys))
         if name in self.items:
@@ -305,6 +314,9 @@ class _Walk:
                 self._enter(keys, _Item(keys, None, lambda: self._reader.read_torch(layout)))
             else:
                 self._enter(keys, _Item(keys, layout))
+        elif isinstance(found, ObjectSource) and found.entry.obj_type == STATE_DICT:  # 0.0.x: of several values
+            for key, value in self._content(found).items():
+                self._enter((*keys, str(key)), _Item((*keys, str(key)), None, functools.partial(_same, value)))
         else:
             self._enter(keys, _Item(keys, None, lambda: self._content(found)))
 
@@ -339,6 +351,10 @@ class _Walk:
                 hint = "StorageReader(…, allow_pickle=True), if you trust everybody who could write to the checkpoint"
                 raise UnpicklingError(error.message, hint=hint) from error
         raise UnsupportedEntryError(f"{found}: is no value")
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _saved_by_others(snapshot: OpenSnapshot, rank: int, seen: Collection[str]) -> list[str]:

@@ -17,7 +17,8 @@ from snapctl.save_record import BlobSum
 from snapctl.tensors import TensorReader
 from snapctl.torch_decoding import load_object
 
-_STATE_DICT = "torchsnapshot.state_dict.StateDict"
+STATE_DICT = "torchsnapshot.state_dict.StateDict"
+"""As the manifest names it."""
 KEPT_BYTES = 1 << 20
 """Larger blobs are not kept after they were decoded."""
 
@@ -66,8 +67,8 @@ class ObjectReader:
 
         # A StateDict of torchsnapshot is a dict with two methods. 0.0.x pickles it as the dict that it was then; as the
         # UserDict of today it can only be made by its own class.
-        if entry.obj_type == _STATE_DICT:
-            with torch.serialization.safe_globals([(dict, _STATE_DICT)]), contextlib.suppress(SnapctlError):
+        if entry.obj_type == STATE_DICT:
+            with torch.serialization.safe_globals([(dict, STATE_DICT)]), contextlib.suppress(SnapctlError):
                 return load()
         with torch.serialization.safe_globals([torchsnapshot.StateDict]):
             return load()

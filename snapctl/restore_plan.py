@@ -272,7 +272,7 @@ class _Planner:
             self.plan.problems.append(Problem("damaged", path, hole, "hole", found.manifest_path))
         elif not isinstance(found, TensorSource):
             kind = _kind_of(found) or self.view.container(path)
-            self._problem("mismatch", path, f"is a {kind} in the checkpoint and a tensor in the state")
+            self._problem("mismatch", path, f"is of type {kind} in the checkpoint and a tensor in the state")
         elif target.refusal:
             self._problem("unsupported", path, f"cannot be restored into {target.refusal}")
         elif (problem := fit_problem(path, found.layout, target)) is not None:
@@ -324,7 +324,7 @@ class _Planner:
     def _list(self, node: StateList, path: str) -> PlannedNode:
         keys = self.view.keys(path)
         if self.view.container(path) != "list":
-            self._problem("mismatch", path, f"is a {self.view.container(path)} in the checkpoint, a list in the state")
+            self._problem("mismatch", path, f"is of type {self.view.container(path)} in the checkpoint, a list in the state")
             return Given(None)
         relative = path.removeprefix(f"{self._root}/")
         if self._rules.keeps_options and _GROUP_LIST.fullmatch(relative) and len(keys) != len(node.items):
@@ -383,7 +383,7 @@ class _Planner:
             return self._copy(node, path, value)
         if isinstance(node, StateList):
             if not isinstance(value, list):
-                self._problem("mismatch", path, f"is a {type(value).__name__} in the checkpoint, a list in the state")
+                self._problem("mismatch", path, f"is of type {type(value).__name__} in the checkpoint, a list in the state")
                 return Given(None)
             pairs = enumerate(value)
             return PlannedList(
@@ -393,7 +393,7 @@ class _Planner:
                 )
             )
         if not isinstance(value, Mapping):
-            self._problem("mismatch", path, f"is a {type(value).__name__} in the checkpoint, a dict in the state")
+            self._problem("mismatch", path, f"is of type {type(value).__name__} in the checkpoint, a dict in the state")
             return Given(None)
         return self._from_mapping(node, path, value, is_root=is_root)
 
@@ -415,7 +415,7 @@ class _Planner:
     def _copy(self, target: TensorTarget, path: str, value: Any) -> PlannedNode:
         found = self._describe(value)
         if found is None:
-            self._problem("mismatch", path, f"is a {type(value).__name__} in the checkpoint and a tensor in the state")
+            self._problem("mismatch", path, f"is of type {type(value).__name__} in the checkpoint and a tensor in the state")
         elif (found.dtype, found.shape) != (target.dtype, target.shape) or target.kind != "tensor":
             have = f"{found.dtype} {list(found.shape)}"
             self._problem("mismatch", path, f"is {have} in the checkpoint and {target.dtype} {list(target.shape)} here")

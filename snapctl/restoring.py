@@ -369,10 +369,14 @@ class _Restore:
             file, record = self._reader.look_up([location])[location], recorded.get(location)
             if file is None or record is None:
                 continue
-            if record.size_bytes != file.size_bytes or file.crc32c not in (None, record.crc32c):
-                text = f"{entry}: {location} is not what was written when it was saved: its "
-                text += "length" if record.size_bytes != file.size_bytes else "checksum"
-                self._problems.append(Problem("damaged", "", f"{text} is another", "checksum", entry, location))
+            if record.size_bytes != file.size_bytes:
+                kind = "short-blob" if file.size_bytes < record.size_bytes else "checksum"
+                text = f"has {file.size_bytes} bytes, and {record.size_bytes} were written when it was saved"
+                self._problems.append(_blob_problem(kind, entry, location, text))
+            elif file.crc32c not in (None, record.crc32c):
+                self._problems.append(
+                    _blob_problem("checksum", entry, location, "is not what was written when it was saved")
+                )
             if needed[location] >= record.size_bytes:
                 whole[location] = (record.size_bytes, record.crc32c)
         self._reader.use_checksums(whole)
@@ -514,6 +518,10 @@ def _wanted(read: TensorRead, layout: Any) -> Iterator[Any]:
         yield (0,) * len(layout.shape or ()), layout.shape or ()
     else:
         yield from regions(like)
+
+
+def _blob_problem(kind: str, entry: str, location: str, text: str) -> Problem:
+    return Problem("damaged", "", f"{entry}: {location} {text}", kind, entry, location)
 
 
 def _as_problem(error: BaseException, path: str) -> Problem:

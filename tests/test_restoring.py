@@ -418,10 +418,10 @@ def test_everything_that_does_not_fit_is_in_one_error_and_nothing_is_touched(tmp
     assert caught.value.problems == (
         "m/shape: has the shape [2, 3] in the checkpoint and [3, 2] in the state",
         "m/dtype: is float32 in the checkpoint and float64 in the state",
-        "m/kind: is a int in the checkpoint and a tensor in the state",
+        "m/kind: is of type int in the checkpoint and a tensor in the state",
         "m/new: is not in the checkpoint",
         "m/more/a: is not in the checkpoint",
-        "m/obj: is a tuple in the checkpoint and a tensor in the state",
+        "m/obj: is of type tuple in the checkpoint and a tensor in the state",
         "m/sparse: is not in the checkpoint",
         "other/x: is not in the checkpoint",
     )
