@@ -324,7 +324,9 @@ class _Planner:
     def _list(self, node: StateList, path: str) -> PlannedNode:
         keys = self.view.keys(path)
         if self.view.container(path) != "list":
-            self._problem("mismatch", path, f"is of type {self.view.container(path)} in the checkpoint, a list in the state")
+            self._problem(
+                "mismatch", path, f"is of type {self.view.container(path)} in the checkpoint, a list in the state"
+            )
             return Given(None)
         relative = path.removeprefix(f"{self._root}/")
         if self._rules.keeps_options and _GROUP_LIST.fullmatch(relative) and len(keys) != len(node.items):
@@ -383,7 +385,9 @@ class _Planner:
             return self._copy(node, path, value)
         if isinstance(node, StateList):
             if not isinstance(value, list):
-                self._problem("mismatch", path, f"is of type {type(value).__name__} in the checkpoint, a list in the state")
+                self._problem(
+                    "mismatch", path, f"is of type {type(value).__name__} in the checkpoint, a list in the state"
+                )
                 return Given(None)
             pairs = enumerate(value)
             return PlannedList(
@@ -415,7 +419,9 @@ class _Planner:
     def _copy(self, target: TensorTarget, path: str, value: Any) -> PlannedNode:
         found = self._describe(value)
         if found is None:
-            self._problem("mismatch", path, f"is of type {type(value).__name__} in the checkpoint and a tensor in the state")
+            self._problem(
+                "mismatch", path, f"is of type {type(value).__name__} in the checkpoint and a tensor in the state"
+            )
         elif (found.dtype, found.shape) != (target.dtype, target.shape) or target.kind != "tensor":
             have = f"{found.dtype} {list(found.shape)}"
             self._problem("mismatch", path, f"is {have} in the checkpoint and {target.dtype} {list(target.shape)} here")

@@ -386,7 +386,8 @@ class _Restore:
         """What the checkpoint has and the state does not, what ranks that are no more leave, what stays as it is."""
         kept = self._plan.kept
         if kept:
-            logger.warning("%s: not in the checkpoint, and left as they are: %s", self._path, _some(kept))
+            level = logging.WARNING if self._ranks.rank == 0 else logging.INFO
+            logger.log(level, "%s: not in the checkpoint, and left as they are: %s", self._path, _some(kept))
         if self._ranks.rank != 0:
             return
         known = {encode_key(name) for name in self._names}

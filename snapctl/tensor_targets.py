@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed._shard.sharded_tensor.shard import Shard
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from snapctl.dtypes import QUANTIZED_DTYPES
+from snapctl.savable import strange_placement
 from snapctl.state_tree import TensorTarget
 from snapctl.tensor_blocks import slices_of
 from snapctl.tensor_layout import TensorLayout
@@ -38,8 +39,11 @@ def describe(value: Any) -> TensorTarget | None:
         return None
     shape = tuple(value.shape)
     if isinstance(value, DTensor):
-        if any(isinstance(place, Partial) for place in value.placements):
-            return TensorTarget(_name(value.dtype), shape, (), "DTensor", "a DTensor with a partial placement", value)
+        strange = strange_placement(value)
+        if strange is not None:
+            return TensorTarget(
+                _name(value.dtype), shape, (), "DTensor", f"a DTensor with the placement {strange}", value
+            )
         return TensorTarget(
             _name(value.dtype), shape, _dtensor_parts(value), "DTensor", _refusal(value.to_local()), value
         )

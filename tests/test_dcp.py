@@ -241,3 +241,17 @@ def test_a_reader_can_be_used_again_and_for_another_checkpoint(tmp_path: pathlib
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         reader.close()
+
+
+def test_the_example_of_the_documentation_runs_as_it_stands(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, optimizer = trained()
+    Snapshot(tmp_path / "run", {"model": model, "optimizer": optimizer}).save(100).wait()
+    text = (pathlib.Path(__file__).parents[1] / "docs/dcp.md").read_text()
+    example = text.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(example, {})
+    found = {"model": {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items()}}
+    dcp.load(found, checkpoint_id="converted/100")
+    assert same(found["model"], dict(model.state_dict()))

@@ -188,7 +188,9 @@ def test_an_object_in_the_place_of_a_container_is_decoded_first() -> None:
         "m/d: is of type int in the checkpoint, a dict in the state",
         "m/l: is of type dict in the checkpoint, a list in the state",
     ]
-    assert texts(plan(entries, state, unpacked={"m": 3})) == ["m: is of type int in the checkpoint, a dict in the state"]
+    assert texts(plan(entries, state, unpacked={"m": 3})) == [
+        "m: is of type int in the checkpoint, a dict in the state"
+    ]
 
 
 def test_a_container_that_names_what_has_no_entry_is_damage() -> None:

@@ -210,6 +210,40 @@ def test_dtensors_come_back_on_any_mesh(world_size: int, data: Callable[[str], p
         assert set(hashes) == {expected} and len(hashes) == (6 if world_size == 4 else 3)
 
 
+def strided_job(rank: int, directory: str) -> Any:
+    """FSDP2 over tensor parallelism, whose placements are strided; and a DTensor whose local parts are no boxes."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Partial
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8, bias=False), torch.nn.Linear(8, 7, bias=False))
+    expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    Snapshot(directory, {"m": model}, replicated=("m/**",)).save(1).wait()
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    for layer in model:
+        fully_shard(layer, mesh=mesh["dp"])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.to_local().zero_()
+    Snapshot(directory, {"m": model}, replicated=("m/**",)).restore(f"{directory}/1")
+    found = [torch.equal(tensor.full_tensor(), expected[name]) for name, tensor in model.state_dict().items()]
+    partial = DTensor.from_local(torch.zeros(8, 6), init_device_mesh("cpu", (4,)), [Partial()])
+    try:
+        state = {"m": State(**{"0.weight": partial})}
+        Snapshot(directory, state, replicated=("m/**",)).restore(f"{directory}/1")
+    except RestoreError as error:
+        return [*found, str(error)]
+    return found
+
+
+def test_fsdp_over_tensor_parallelism_and_a_placement_that_cannot_be(tmp_path: pathlib.Path) -> None:
+    for *equal, text in values(run_ranks(4, strided_job, str(tmp_path))):
+        assert equal == [True, True]
+        assert "m/0.weight: cannot be restored into a DTensor with the placement Partial" in text
+
+
 def bare_take_job(rank: int, directory: str) -> None:
     state = {"m": State(n=3, own=torch.full((2,), float(rank)), rep=torch.ones(4), o=(1,), mine=rank)}
     state["m"]["t"] = sharded(values_of((9, 2)), boxes_by_rank("row", (9, 2), dist.get_world_size()))
