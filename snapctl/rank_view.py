@@ -133,7 +133,11 @@ class RankView:
         entry = self._container_entry(path)
         if entry is not None:
             return entry.type_name
-        return "dict" if path in self._children and not self._has_leaf(path) else None
+        return "dict" if path in self._children and path not in self._index.by_path else None
+
+    def has(self, path: str) -> bool:
+        """Whether any rank has something there: cheaper than `find`."""
+        return path in self._index.by_path or self.container(path) is not None
 
     def keys(self, path: str) -> dict[str, Key]:
         """The keys of a container by their segment, in order."""
@@ -155,9 +159,6 @@ class RankView:
         if isinstance(own, CONTAINER_ENTRIES):
             return own
         return None if own is not None or (not self.is_new and path in self._index.by_path) else found.entries[0][1]
-
-    def _has_leaf(self, path: str) -> bool:
-        return path in self._index.by_path
 
     def names(self) -> set[str]:
         """The first segments of all paths."""

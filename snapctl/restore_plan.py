@@ -304,7 +304,7 @@ class _Planner:
             self.plan.kept += [] if not node.items else [f"{path}: emptied, as in the checkpoint"]
             return PlannedMapping((), False, node.original)
         mine = {
-            segment: (key, self._node(child, f"{path}/{segment}") if self._is_there(f"{path}/{segment}")
+            segment: (key, self._node(child, f"{path}/{segment}") if self.view.has(f"{path}/{segment}")
                       else self._missing(child, f"{path}/{segment}"))
             for segment, (key, child) in node.items.items()
         }  # fmt: skip
@@ -317,9 +317,6 @@ class _Planner:
             for segment, key in keys.items()
         ]
         return PlannedMapping((*items, *mine.values()), ordered, node.original)
-
-    def _is_there(self, path: str) -> bool:
-        return self.view.container(path) is not None or self.view.find(path) is not None
 
     def _list(self, node: StateList, path: str) -> PlannedNode:
         keys = self.view.keys(path)

@@ -33,8 +33,10 @@ def describe(value: Any) -> TensorTarget | None:
         shards = value.local_shards()
         parts = tuple((tuple(s.metadata.shard_offsets), tuple(s.metadata.shard_sizes)) for s in shards)
         refusal = next((text for shard in shards if (text := _refusal(shard.tensor))), "")
-        dtype = value.metadata().tensor_properties.dtype
-        return TensorTarget(_name(dtype), tuple(value.size()), parts, "ShardedTensor", refusal, value)
+        metadata = value.metadata()  # its own size() and dtype warn that the class is deprecated
+        return TensorTarget(
+            _name(metadata.tensor_properties.dtype), tuple(metadata.size), parts, "ShardedTensor", refusal, value
+        )
     if not isinstance(value, torch.Tensor):
         return None
     shape = tuple(value.shape)

@@ -128,6 +128,17 @@ def test_a_short_blob_leaves_the_weight_alone(data: Callable[[str], pathlib.Path
     assert weight.sum() == 0
 
 
+def test_a_missing_part_leaves_the_weight_alone(tmp_path: pathlib.Path) -> None:
+    builder = Builder(local_writer(tmp_path))
+    builder.chunked("0/m/w", random_array((8, 2), "int32"), grid((8, 2), (4, 1)))
+    builder.finish()
+    (tmp_path / "10/sharded/0/m/w_6_0").unlink()
+    weight = torch.zeros(8, 2, dtype=torch.int32)
+    with pytest.raises(DamagedError, match="w_6_0 is not there"):
+        load(tmp_path / "10", "m/w", weight)
+    assert not weight.any()
+
+
 def count_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
     original = LocalStorage.read_into
