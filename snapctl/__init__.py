@@ -14,36 +14,59 @@ _HOMES = {
     "get_checkpoint": "snapctl.checkpoints",
     "get_checkpoints": "snapctl.checkpoints",
     "step_from_checkpoint": "snapctl.checkpoints",
+    "ClaimRefusedError": "snapctl.claims",
+    "claim_eval": "snapctl.claims",
+    "release_claim": "snapctl.claims",
+    "renew_claim": "snapctl.claims",
+    "DeadlineError": "snapctl.errors",
+    "EvaluationTimeoutError": "snapctl.errors",
+    "SnapctlError": "snapctl.errors",
+    "is_done_eval": "snapctl.evals",
+    "mark_done_eval": "snapctl.evals",
+    "PendingSnapshot": "snapctl.saving",
+    "SaveOptions": "snapctl.saving",
     "infer_fs": "snapctl.storage.filesystems",
     "is_gcs_fs": "snapctl.storage.filesystems",
     "is_local_fs": "snapctl.storage.filesystems",
-    "PendingSnapshot": "snapctl.saving",
-    "SaveOptions": "snapctl.saving",
-    "SnapctlError": "snapctl.errors",
     "Snapshot": "snapctl.training",
+    "checkpoints_iterator": "snapctl.waiting",
+    "wait_for_evaluators": "snapctl.waiting",
     "read_tensor": "snapctl.weights",
 }
 
 if TYPE_CHECKING:
     from snapctl.checkpoints import get_checkpoint, get_checkpoints, step_from_checkpoint
-    from snapctl.errors import SnapctlError
+    from snapctl.claims import ClaimRefusedError, claim_eval, release_claim, renew_claim
+    from snapctl.errors import DeadlineError, EvaluationTimeoutError, SnapctlError
+    from snapctl.evals import is_done_eval, mark_done_eval
     from snapctl.saving import PendingSnapshot, SaveOptions
     from snapctl.storage.filesystems import infer_fs, is_gcs_fs, is_local_fs
     from snapctl.training import Snapshot
+    from snapctl.waiting import checkpoints_iterator, wait_for_evaluators
     from snapctl.weights import read_tensor
 
 __all__ = [
+    "ClaimRefusedError",
+    "DeadlineError",
+    "EvaluationTimeoutError",
     "PendingSnapshot",
     "SaveOptions",
     "SnapctlError",
     "Snapshot",
+    "checkpoints_iterator",
+    "claim_eval",
     "get_checkpoint",
     "get_checkpoints",
     "infer_fs",
+    "is_done_eval",
     "is_gcs_fs",
     "is_local_fs",
+    "mark_done_eval",
     "read_tensor",
+    "release_claim",
+    "renew_claim",
     "step_from_checkpoint",
+    "wait_for_evaluators",
 ]
 
 

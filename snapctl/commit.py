@@ -13,7 +13,7 @@ from snapctl.errors import SaveError, StorageError, UnavailableError
 from snapctl.manifest import MANIFEST_NAME
 from snapctl.markers import DELETING_NAME, MARKER_DIR, claim_of_path, partition_of_marker
 from snapctl.save_record import SAVE_RECORD_PATH, BlobSum, SaveRecord, format_save_record
-from snapctl.storage import FileInfo, Storage, run_parallel
+from snapctl.storage import DeletedFiles, FileInfo, Storage, run_parallel
 from snapctl.storage.local import TEMPORARY_MARK
 
 RECORD_DIR = SAVE_RECORD_PATH.rpartition("/")[0]
@@ -156,21 +156,9 @@ def plan_old_blobs(old: Iterable[FileInfo], kept: Iterable[str]) -> list[FileInf
     return planned
 
 
-def delete_blobs(storage: Storage, files: Sequence[FileInfo]) -> list[StorageError]:
-    """Deletes files that are still the ones that were listed, and directories that become empty.
-
-    Returns:
-        What could not be deleted.
-    """
-
-    def delete(file: FileInfo) -> StorageError | None:
-        try:
-            storage.delete(file.path, version=file.version)
-        except StorageError as error:
-            return error
-        return None
-
-    failed = [error for error in run_parallel(delete, files, jobs=storage.parallel_requests) if error is not None]
+def delete_blobs(storage: Storage, files: Sequence[FileInfo]) -> DeletedFiles:
+    """Deletes files that are still the ones that were listed, and directories that become empty."""
+    deleted = storage.delete_files(files)
     for top in sorted({file.path.partition("/")[0] for file in files if "/" in file.path}):
         storage.delete_empty_dirs(top)
-    return failed
+    return deleted

@@ -32,6 +32,10 @@
     │   ├── RestoreDamagedError     (DamagedError)       … since the checkpoint is damaged
     │   └── RestoreRefusedError     (RefusedError)       … since objects would have to be unpickled
     └── DeadlineError               (TimeoutError)       waited in vain
+    ├── DeadlineError               (TimeoutError)       waited in vain
+    │   └── EvaluationTimeoutError                       some evaluators have not marked the checkpoint
+    ├── FailureReportedError                             the file that reports a failure has appeared
+    └── CommandFailedError                               a command that was to be run for a checkpoint failed
 
 This module knows no exit codes: the command line maps these types to them.
 """
@@ -300,4 +304,46 @@ class RestoreRefusedError(RestoreError, RefusedError):
 
 
 class DeadlineError(SnapctlError, TimeoutError):
-    """What was waited for did not come in time."""
+    """What was waited for did not come in time.
+
+    Attributes:
+        step: the step that was waited for, or found; None where none was.
+        done: partitions that have marked it.
+        missing: partitions that have not.
+    """
+
+    def __init__(
+        self, message: str, *, step: int | None = None, done: tuple[str, ...] = (), missing: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.step = step
+        self.done = done
+        self.missing = missing
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"step": self.step, "done": list(self.done), "missing": list(self.missing)}
+
+
+class EvaluationTimeoutError(DeadlineError):
+    """Some evaluators have not marked the checkpoint in time; `missing` names their partitions."""
+
+
+class FailureReportedError(SnapctlError):
+    """The file has appeared by which somebody reports that no checkpoint will come."""
+
+
+class CommandFailedError(SnapctlError):
+    """A command that was run for a checkpoint failed.
+
+    Attributes:
+        returncode: as `subprocess` has it: negative for a signal.
+    """
+
+    def __init__(self, message: str, *, returncode: int) -> None:
+        super().__init__(message)
+        self.returncode = returncode
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {"returncode": self.returncode}

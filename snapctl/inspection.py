@@ -52,8 +52,9 @@ class RolledUp(msgspec.Struct, gc=False):
     dtypes: tuple[str, ...]
     shape: tuple[int, ...] | None = None
     """Where all have the same."""
-    ranks: tuple[int, ...] = ()
-    replicated: bool = False
+    ranks: tuple[int, ...] | None = None
+    """None where different entries are rolled up; so for `replicated`."""
+    replicated: bool | None = None
 
 
 def summarize(manifest: Manifest, blob_sizes: Mapping[str, int] | None = None) -> Summary:

@@ -17,7 +17,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import msgspec
 
@@ -28,6 +28,10 @@ MANIFEST_NAME = ".snapshot_metadata"
 
 Key: TypeAlias = bool | int | float | str | None
 """A key of a state dict. ``True`` and ``1`` are different keys here, as they are in the manifest."""
+
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Dimensions: TypeAlias = Annotated[list[_Int64], msgspec.Meta(max_length=64)]
+"""A shape, offsets or sizes, of a kind that torch has. Whether the numbers make sense is for `verify` to say."""
 
 DTYPE_SIZES: Mapping[str, int] = {
     "torch.float64": 8,
@@ -69,7 +73,7 @@ class TensorEntry(_Entry, tag="Tensor", frozen=True, gc=False):
     serializer: str
     dtype: str | None
     """``torch.float32``, …; None where only the blob knows it (0.0.x)."""
-    shape: list[int]
+    shape: Dimensions
     replicated: bool = False
     byte_range: tuple[int, int] | None = None
     """``[start, end)`` in the blob; None for the whole of it."""
@@ -78,20 +82,22 @@ class TensorEntry(_Entry, tag="Tensor", frozen=True, gc=False):
 
     @property
     def size_bytes(self) -> int | None:
-        """Bytes in the blob; None where only the blob knows."""
+        """Bytes in the blob; None where only the blob knows, and for numbers that cannot be."""
         if self.byte_range is not None:
-            return self.byte_range[1] - self.byte_range[0]
+            size = self.byte_range[1] - self.byte_range[0]
+            return size if size >= 0 else None
         item_bytes = DTYPE_SIZES.get(self.dtype or "")
         if item_bytes is None or self.serializer != "buffer_protocol":
             return None
-        return math.prod(self.shape) * item_bytes
+        size = math.prod(self.shape) * item_bytes
+        return size if size >= 0 else None
 
 
 class Shard(_Entry, frozen=True, gc=False):
     """A box of a larger tensor: a shard (of a rank) or a chunk (for its size)."""
 
-    offsets: list[int]
-    sizes: list[int]
+    offsets: Dimensions
+    sizes: Dimensions
     tensor: TensorEntry
 
 
@@ -99,7 +105,7 @@ class ChunkedTensorEntry(_Entry, tag="ChunkedTensor", frozen=True, gc=False):
     """A tensor of one rank, cut into several blobs."""
 
     dtype: str
-    shape: list[int]
+    shape: Dimensions
     chunks: list[Shard]
     replicated: bool = False
 
@@ -364,7 +370,7 @@ def shards_of(entry: Entry) -> Sequence[Shard]:
 def split_rank(manifest_path: str) -> tuple[int | None, str]:
     """``(rank, logical path)``; no rank where the first segment is none."""
     first, slash, rest = manifest_path.partition("/")
-    if slash and first.isdecimal() and first.isascii():
+    if slash and first.isdecimal() and first.isascii() and len(first) <= 9:
         return int(first), rest
     return None, manifest_path
 
@@ -400,6 +406,7 @@ def parse_manifest(data: bytes) -> Manifest:
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             return _parse_slowly(data)
         _check_version(document.version)
+        _check_world_size(document.world_size)
         entries: dict[str, Any] = document.manifest
         for path, entry in entries.items():
             if isinstance(entry, _Primitive):
@@ -435,6 +442,11 @@ def _check_version(version: str) -> None:
         raise _fail(f"is of version {version!r:.40}, which this snapctl does not know", "unsupported-version")
 
 
+def _check_world_size(world_size: int) -> None:
+    if not 1 <= world_size < 10**9:
+        raise _fail(f"speaks of {str(world_size)[:20]} ranks", "invalid")
+
+
 def _parse_slowly(data: bytes) -> Manifest:
     """Any generation and any surprise: unknown types and fields, lone surrogates, YAML."""
     document = _load_document(data)
@@ -445,6 +457,7 @@ def _parse_slowly(data: bytes) -> Manifest:
         _check_version(version)
     if not isinstance(version, str) or type(world_size) is not int or not isinstance(manifest, dict):
         raise _fail("lacks version, world_size or manifest", "invalid")
+    _check_world_size(world_size)
     entries: dict[str, Entry] = {}
     extras: dict[str, Mapping[str, Any]] = {}
     surplus = {key: value for key, value in document.items() if key not in ("version", "world_size", "manifest")}
@@ -486,6 +499,8 @@ def _load_yaml(text: str) -> Any:
         return loader.construct_document(node) if node is not None else None
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+    except (LookupError, AttributeError, TypeError) as error:  # what its constructors make of odd scalars
+        raise ValueError(f"{type(error).__name__} in a scalar") from error
     finally:
         loader.dispose()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 
 import msgspec
@@ -17,6 +17,9 @@ PIN_NAME = "PINNED"
 DELETING_NAME = ".snapshot_metadata.deleting"
 """A deletion was announced (beside the manifest) or has begun (without one)."""
 DEFAULT_CLAIM_TTL_SECONDS = 7200.0
+MAX_CLAIM_TTL_SECONDS = 7 * 86400.0
+CLAIM_SLACK_SECONDS = 10.0
+"""So much longer than its ttl a claim keeps others out: its holder stops at the ttl, and times are told in seconds."""
 
 _MARKER = re.compile(r"(.+)_DONE", re.DOTALL)
 _CLAIM = re.compile(r"(.+)_CLAIM\.(0|[1-9][0-9]*)", re.DOTALL)
@@ -45,7 +48,12 @@ class Claim(msgspec.Struct, frozen=True):
     nonce: str | None
     ttl_seconds: float
     created_at: float
-    """By the storage's clock."""
+    """By the storage's clock; 0.0 where the storage tells no time."""
+
+    @property
+    def expires_at(self) -> float:
+        """Until when its holder may rely on it, by the storage's clock."""
+        return self.created_at + self.ttl_seconds
 
 
 class Pin(msgspec.Struct, frozen=True):
@@ -54,13 +62,6 @@ class Pin(msgspec.Struct, frozen=True):
     note: str | None = None
     owner: str | None = None
     pinned_at: float | None = None
-
-
-class _MarkerBody(msgspec.Struct):
-    partition: str | None = None
-    finished_at: str | None = None
-    metrics: dict[str, float | int | bool | str | None] = {}
-    host: str | None = None
 
 
 class _ClaimBody(msgspec.Struct):
@@ -75,18 +76,27 @@ class _PinBody(msgspec.Struct):
     pinned_at: str | None = None
 
 
+def is_partition(name: str) -> bool:
+    """Whether it can be the name of a partition: 1 to 200 bytes of UTF-8 without ``/``, control characters or a
+    leading dot."""
+    if name.startswith(".") or "/" in name or any(ord(c) < 32 or 127 <= ord(c) < 160 for c in name):
+        return False
+    try:
+        return 1 <= len(name.encode()) <= 200
+    except UnicodeEncodeError:
+        return False
+
+
 def check_partition(partition: str) -> str:
-    """Returns the name of a partition that can stand in the name of a file.
+    """Returns the name of a partition.
 
     Raises:
-        InvalidOptionError: it is not 1 to 200 bytes without ``/``, control characters or a leading dot.
+        InvalidOptionError: it cannot be one (see `is_partition`).
     """
-    size = len(partition.encode("utf-8", "surrogateescape"))
-    if not 1 <= size <= 200:
-        raise InvalidOptionError(f"a partition's name is 1 to 200 bytes long, not {size}: {partition[:60]!r}")
-    if partition.startswith(".") or "/" in partition or any(ord(c) < 32 or 127 <= ord(c) < 160 for c in partition):
+    if not is_partition(partition):
         raise InvalidOptionError(
-            f"a partition's name has no '/', no control characters and no leading dot: {partition!r}"
+            "a partition's name has 1 to 200 bytes of UTF-8, no '/', no control characters and no leading dot: "
+            f"{partition[:60]!r}"
         )
     return partition
 
@@ -107,7 +117,7 @@ def partition_of_marker(path: str) -> str | None:
     if directory != MARKER_DIR or "/" in name:
         return None
     match = _MARKER.fullmatch(name)
-    return match.group(1) if match else None
+    return match.group(1) if match and is_partition(match.group(1)) else None
 
 
 def claim_of_path(path: str) -> tuple[str, int] | None:
@@ -120,24 +130,43 @@ def claim_of_path(path: str) -> tuple[str, int] | None:
 
 
 def parse_marker(partition: str, data: bytes) -> Marker:
-    """A marker from its content. An empty one, and one that does not parse, mean that the partition is done."""
+    """A marker from its content. An empty one, and one that does not parse, mean that the partition is done.
+
+    Each field is taken as far as it makes sense; `Marker.problem` says what was not.
+    """
     if not data.strip():
         return Marker(partition)
+    problems: list[str] = []
     try:
-        body = msgspec.json.decode(data, type=_MarkerBody)
-        metrics = {name: _metric(name, value) for name, value in body.metrics.items()}
-        return Marker(partition, parse_time(body.finished_at), metrics, body.host)
+        body = json.loads(data)  # the standard library's: other writers leave NaN literals
     except (ValueError, RecursionError) as error:
-        return Marker(partition, problem=f"the marker of {partition!r} is not what snapctl writes: {error}")
+        body, problems = {}, [str(error)]
+    if not isinstance(body, dict):
+        body, problems = {}, ["no mapping"]
+    metrics: dict[str, float] = {}
+    found = body.get("metrics") or {}
+    for name, value in found.items() if isinstance(found, dict) else ():
+        try:
+            metrics[name] = _metric(name, value)
+        except (ValueError, OverflowError) as error:
+            problems.append(str(error))
+    finished_at = body.get("finished_at")
+    try:
+        seconds = parse_time(finished_at)
+    except ValueError:
+        seconds, problems = None, [*problems, f"not a time: {str(finished_at)[:40]!r}"]
+    host = body.get("host")
+    problem = f"the marker of {partition!r} is not what snapctl writes: {'; '.join(problems)}" if problems else None
+    return Marker(partition, seconds, metrics, host if isinstance(host, str) else None, problem)
 
 
-def _metric(name: str, value: float | bool | str | None) -> float:
+def _metric(name: str, value: object) -> float:
     if isinstance(value, str) and value in _NON_FINITE:
         return _NON_FINITE[value]
     if value is None:  # what JSON libraries make of NaN
         return math.nan
-    if isinstance(value, bool | str):
-        raise ValueError(f"the metric {name!r} is no number: {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"the metric {name!r} is no number: {str(value)[:40]!r}")
     return float(value)
 
 
@@ -163,11 +192,32 @@ def parse_claim(partition: str, number: int, data: bytes, created_at: float) -> 
     """A claim from its content; one that is empty or does not parse has the default ttl and no owner."""
     try:
         body = msgspec.json.decode(data, type=_ClaimBody)
-        if not 0 <= body.ttl <= 7 * 86400:
+        if not 0 <= body.ttl <= MAX_CLAIM_TTL_SECONDS:
             raise ValueError("ttl out of range")
         return Claim(partition, number, body.owner, body.nonce, body.ttl, created_at)
     except (ValueError, RecursionError):
         return Claim(partition, number, None, None, DEFAULT_CLAIM_TTL_SECONDS, created_at)
+
+
+def format_claim(owner: str, nonce: str, ttl_seconds: float) -> bytes:
+    """The content of a claim; a ttl of 0 releases."""
+    return json.dumps({"owner": owner, "nonce": nonce, "ttl": ttl_seconds}, allow_nan=False).encode()
+
+
+def is_live(claim: Claim, markers: Iterable[Marker], now: float, *, extra_seconds: float = 0.0) -> bool:
+    """Whether the ruling claim of a partition keeps others from taking it, and its checkpoint from being deleted.
+
+    A mark on the partition voids it, and so does its release (a ttl of 0). One whose time the storage does not tell
+    is live.
+
+    Args:
+        markers: those of the same checkpoint.
+        now: by the storage's clock.
+        extra_seconds: how much longer it counts as live; for a caller that knows the machine's clock alone.
+    """
+    if claim.ttl_seconds == 0 or any(marker.partition == claim.partition for marker in markers):
+        return False
+    return claim.created_at == 0.0 or claim.expires_at + CLAIM_SLACK_SECONDS + extra_seconds > now
 
 
 def parse_pin(data: bytes) -> Pin:
@@ -203,5 +253,8 @@ def parse_time(text: str | None) -> float | None:
     """
     if text is None:
         return None
-    found = msgspec.convert(text, type=datetime)
+    try:
+        found = msgspec.convert(text, type=datetime)
+    except OverflowError as error:
+        raise ValueError(f"not a time: {text!r}") from error
     return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -39,29 +39,32 @@ def parse_metric_spec(text: str) -> MetricSpec:
     return MetricSpec(name, "max" if mode == "max" else "min")
 
 
-def metric_value(checkpoint: Checkpoint, spec: MetricSpec) -> float | None:
+def metric_value(checkpoint: Checkpoint, spec: MetricSpec, *, named: bool | None = None) -> float | None:
     """The finite value of the metric on a checkpoint, or None.
 
-    ``P/M`` is metric M of partition P; where there is no such partition, metric ``P/M`` of any.
+    Args:
+        named: whether the part before the first slash is a partition; None: if this checkpoint has such a one.
 
     Raises:
         AmbiguousMetricError: several partitions carry it and none is named.
     """
-    partition, slash, name = spec.text.partition("/")
-    for marker in checkpoint.markers:
-        if slash and marker.partition == partition and name in marker.metrics:
-            return _finite(marker.metrics[name])
-    carriers = [marker for marker in checkpoint.markers if spec.text in marker.metrics]
-    if len(carriers) > 1:
-        named = " or ".join(f"{marker.partition}/{spec.text}" for marker in carriers)
-        raise AmbiguousMetricError(
-            f"{checkpoint.path}: several partitions carry the metric {spec.text!r}: name one: {named}"
-        )
-    return _finite(carriers[0].metrics[spec.text]) if carriers else None
+    if named is None:
+        named = names_partition([checkpoint], spec)
+    if named:
+        partition, _, name = spec.text.partition("/")
+        values = [m.metrics[name] for m in checkpoint.markers if m.partition == partition and name in m.metrics]
+    else:
+        carriers = [marker for marker in checkpoint.markers if spec.text in marker.metrics]
+        _check_one_partition([marker.partition for marker in carriers], spec)
+        values = [marker.metrics[spec.text] for marker in carriers]
+    return values[0] if values and math.isfinite(values[0]) else None
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def names_partition(checkpoints: Iterable[Checkpoint], spec: MetricSpec) -> bool:
+    """Whether ``P/M`` means metric M of partition P: some checkpoint has a marker of P. Otherwise the metric is
+    called ``P/M``."""
+    partition, slash, _ = spec.text.partition("/")
+    return bool(slash) and any(marker.partition == partition for found in checkpoints for marker in found.markers)
 
 
 def rank_by_metric(checkpoints: Iterable[Checkpoint], spec: MetricSpec) -> list[Checkpoint]:
@@ -71,18 +74,20 @@ def rank_by_metric(checkpoints: Iterable[Checkpoint], spec: MetricSpec) -> list[
         AmbiguousMetricError: several partitions carry the metric, on one checkpoint or on different ones.
     """
     candidates = list(checkpoints)
-    _check_one_partition(candidates, spec)
-    scored = [(value, found) for found in candidates if (value := metric_value(found, spec)) is not None]
+    named = names_partition(candidates, spec)
+    if not named:
+        markers = [marker for found in candidates for marker in found.markers]
+        _check_one_partition([marker.partition for marker in markers if spec.text in marker.metrics], spec)
+    values = [(metric_value(found, spec, named=named), found) for found in candidates]
+    scored = [(value, found) for value, found in values if value is not None]
     sign = -1.0 if spec.mode == "max" else 1.0
     return [found for _, found in sorted(scored, key=lambda item: (sign * item[0], -(item[1].step or 0)))]
 
 
-def _check_one_partition(candidates: Sequence[Checkpoint], spec: MetricSpec) -> None:
-    carriers = {marker.partition for found in candidates for marker in found.markers if spec.text in marker.metrics}
-    partition, slash, _ = spec.text.partition("/")
-    named = slash and any(marker.partition == partition for found in candidates for marker in found.markers)
-    if len(carriers) > 1 and not named:
-        options = " or ".join(f"{carrier}/{spec.text}" for carrier in sorted(carriers))
+def _check_one_partition(carriers: Iterable[str], spec: MetricSpec) -> None:
+    different = sorted(set(carriers))
+    if len(different) > 1:
+        options = " or ".join(f"{carrier}/{spec.text}" for carrier in different)
         raise AmbiguousMetricError(f"several partitions carry the metric {spec.text!r}: name one: {options}")
 
 

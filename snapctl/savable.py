@@ -71,7 +71,7 @@ def refuse_together(refused: Sequence[Refused], ranks: Ranks) -> None:
     raise UnsavableError(f"cannot be saved exactly: {'; '.join(lines)}", hint="; ".join(ways_out))
 
 
-def find_refused(flattened: Mapping[str, Any], pickled: dict[str, bytes]) -> list[Refused]:
+def find_refused(flattened: Mapping[str, Any], pickled: dict[str, memoryview]) -> list[Refused]:
     """What cannot be saved; what has to be pickled is, into `pickled`, since that alone shows whether it can be."""
     refused: list[Refused] = []
     for path, value in flattened.items():
@@ -87,7 +87,7 @@ def find_refused(flattened: Mapping[str, Any], pickled: dict[str, bytes]) -> lis
                 reason = f"{type(value).__qualname__} cannot be pickled: {' '.join(str(error).split())[:200]}"
                 refused.append(Refused(path, reason, "leave it out of the state, or give it __getstate__"))
             else:
-                pickled[path] = buffer.getvalue()
+                pickled[path] = buffer.getbuffer()
     return refused
 
 

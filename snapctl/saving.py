@@ -13,11 +13,11 @@ A save goes through these phases; whatever goes wrong in one of them ends it on 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,12 +37,12 @@ from snapctl.commit import (
     merge_blobs,
     plan_old_blobs,
 )
-from snapctl.errors import RefusedError, SaveError, UnsavableError
+from snapctl.errors import RefusedError, SaveError, StorageError, UnsavableError
 from snapctl.plugin import SnapctlPlugin, plugin_url
 from snapctl.ranks import Ranks, StoreRanks, describe
 from snapctl.save_record import RankTimings, SaveRecord
 from snapctl.staging import Staged, stage
-from snapctl.storage import FileInfo, open_storage
+from snapctl.storage import FileInfo, Storage, open_storage
 
 logger = logging.getLogger("snapctl.saving")
 
@@ -98,7 +98,7 @@ class PendingSnapshot:
 
 
 def start_save(
-    save_dir: str,
+    save_dir: Storage,
     step: int,
     app_state: Mapping[str, Any],
     *,
@@ -120,7 +120,7 @@ def start_save(
     """
     started = time.monotonic()
     options = options or SaveOptions()
-    with _ONE_AT_A_TIME:
+    with _one_at_a_time():
         if after is not None:
             after._released.wait()
         save = _Save(save_dir, step, app_state, storage_options, tuple(replicated), options, started)
@@ -129,7 +129,22 @@ def start_save(
         return save.pending
 
 
-_ONE_AT_A_TIME = threading.Lock()
+_staging = threading.Lock()
+_staging_thread: int | None = None
+
+
+@contextlib.contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """One thread stages at a time; the handler of a signal that comes meanwhile cannot."""
+    global _staging_thread
+    if _staging_thread == threading.get_ident():
+        raise SaveError("a save is being staged already by this very thread: a signal's handler must not save")
+    with _staging:
+        _staging_thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            _staging_thread = None
 
 
 class _Save:
@@ -137,7 +152,7 @@ class _Save:
 
     def __init__(
         self,
-        save_dir: str,
+        save_dir: Storage,
         step: int,
         app_state: Mapping[str, Any],
         storage_options: Mapping[str, Any] | None,
@@ -170,10 +185,11 @@ class _Save:
     def stage(self) -> None:
         """Everything up to the moment when the training state is free again."""
         try:
-            save_dir = self._ranks.meet(self._step, self._save_dir)
-            if save_dir != self._save_dir:
-                logger.warning("saving to %s, as rank 0 does, and not to %s", save_dir, self._save_dir)
-            storage = open_storage(save_dir, self._storage_options or {}).child(str(self._step))
+            url = self._ranks.meet(self._step, self._save_dir.url)
+            if url != self._save_dir.url:
+                logger.warning("saving to %s, as rank 0 does, and not to %s", url, self._save_dir.url)
+                self._save_dir = open_storage(url, self._storage_options or {})
+            storage = self._save_dir.child(str(self._step))
             self.pending.path = storage.url
             self._await_same_path()
             self._plugin = SnapctlPlugin(
@@ -306,9 +322,12 @@ class _Save:
     def _tidy(self) -> None:
         if self._plugin is None or not self._old:
             return
-        failed = delete_blobs(self._plugin.storage, plan_old_blobs(self._old, self._kept))
+        try:
+            failed = delete_blobs(self._plugin.storage, plan_old_blobs(self._old, self._kept)).failed
+        except StorageError as error:
+            failed = [error]
         if failed:
-            logger.warning("%s: %d old blobs could not be deleted: %s", self.pending.path, len(failed), failed[0])
+            logger.warning("%s: old blobs are left behind (%d): %s", self.pending.path, len(failed), failed[0])
 
     # -- the end, good or bad ----------------------------------------------------------------------------------
 
@@ -389,8 +408,3 @@ def _own_connection(store: Any) -> Any:
         connection = store
     _connections[:] = [(store, connection)]
     return connection
-
-
-def absolute_save_dir(save_dir: str | os.PathLike[str]) -> str:
-    """A save directory as all ranks understand it."""
-    return open_storage(save_dir).url

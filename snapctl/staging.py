@@ -90,7 +90,7 @@ def stage(
     """
     _SNAPSHOT.Snapshot._validate_app_state(app_state)
     patterns = _agree_on_patterns(app_state, replicated, ranks)
-    pickled: dict[str, bytes] = {}
+    pickled: dict[str, memoryview] = {}
     base: Any = _SNAPSHOT.Snapshot
 
     class Take(base):  # type: ignore[misc]
@@ -224,7 +224,7 @@ def wait_for_devices(values: Any) -> None:
 
 
 @contextlib.contextmanager
-def _corrected(pickled: Mapping[str, bytes], before_writing: Callable[[], None]) -> Iterator[None]:
+def _corrected(pickled: Mapping[str, memoryview], before_writing: Callable[[], None]) -> Iterator[None]:
     """Replaces what torchsnapshot gets wrong, and puts it back."""
     with _LOCK, contextlib.ExitStack() as undo:
 
@@ -326,7 +326,7 @@ def _subdivide(preparer: Any) -> Any:
 
 
 def _prepare_write(
-    original: Callable[..., Any], pickled: Mapping[str, bytes], left_to_others: set[str]
+    original: Callable[..., Any], pickled: Mapping[str, memoryview], left_to_others: set[str]
 ) -> Callable[..., Any]:
     def prepare_write(obj: Any, logical_path: str, rank: int, replicated: bool, **options: Any) -> Any:
         if logical_path in pickled:
@@ -353,8 +353,8 @@ def _prepare_write(
 class _Pickled(ObjectBufferStager):  # type: ignore[misc]
     """An object that has been pickled already."""
 
-    async def stage_buffer(self, executor: Any = None) -> bytes:
-        data: bytes = self.obj
+    async def stage_buffer(self, executor: Any = None) -> memoryview:
+        data: memoryview = self.obj
         return data
 
 

@@ -52,7 +52,8 @@ class Snapshot:
         Raises:
             InvalidPathError, MissingExtraError, CredentialsError: the save directory cannot be used.
         """
-        self.save_dir = open_storage(save_dir, storage_options or {}).url
+        self._storage = open_storage(save_dir, storage_options or {})
+        self.save_dir = self._storage.url
         self.state = state
         self._storage_options = storage_options
         self._replicated = tuple(replicated)
@@ -93,7 +94,7 @@ class Snapshot:
             InvalidOptionError: not a step.
         """
         self._pending = start_save(
-            self.save_dir,
+            self._storage,
             _check_step(global_step),
             self.state,
             storage_options=self._storage_options,

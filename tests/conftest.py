@@ -19,6 +19,8 @@ else:
 
 from tests.support.command import Finished
 from tests.support.command import snapctl as run_snapctl
+from tests.support.command import snapctl_inside as run_snapctl_inside
+from tests.support.places import SaveDir
 from tests.support.servers import Bucket, Controlled, fake_gcs_server, fault_proxy, mini_gcs
 
 DATA = pathlib.Path(__file__).parent / "data"
@@ -36,6 +38,11 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def snapctl() -> Callable[..., Finished]:
     return run_snapctl
+
+
+@pytest.fixture
+def snapctl_inside() -> Callable[..., Finished]:
+    return run_snapctl_inside
 
 
 @pytest.fixture
@@ -76,6 +83,17 @@ def bucket(gcs_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A fresh bucket on the fake-gcs-server, to which this test's gs:// leads."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_endpoint)
     return Bucket(gcs_endpoint, f"bucket-{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture(params=["local", "gs"])
+def save_dir(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> SaveDir:
+    """An empty save directory, on this machine and in a bucket."""
+    if request.param == "local":
+        root = tmp_path / "run"
+        root.mkdir()
+        return SaveDir(str(root), root=root)
+    bucket = request.getfixturevalue("bucket")
+    return SaveDir(f"{bucket.url}/run", bucket=bucket)
 
 
 @pytest.fixture

@@ -210,10 +210,10 @@ def test_checkpoints_of_a_run_that_is_named_by_a_number_are_no_old_blobs() -> No
 
 
 def test_deleting_old_blobs_spares_what_has_been_written_since(tmp_path: pathlib.Path) -> None:
-    storage = make_files(tmp_path, "0/m/a", "0/m/b", "1/c")
+    storage = make_files(tmp_path, "0/m/a", "1/c", "2/d")
     old = storage.list_tree()
-    (tmp_path / "0/m/a").write_bytes(b"written since")
-    failed = delete_blobs(storage, old)
-    assert files_in(tmp_path) == {"0/m/a"}
-    assert not (tmp_path / "1").exists()
-    assert len(failed) == 1
+    (tmp_path / "2/d").write_bytes(b"written since")
+    deleted = delete_blobs(storage, old)
+    assert files_in(tmp_path) == {"2/d"}
+    assert not (tmp_path / "0").exists() and not (tmp_path / "1").exists()
+    assert deleted.changed == ["2/d"] and not deleted.failed

@@ -200,7 +200,7 @@ def test_latest_prints_a_bare_path_or_a_step(evaluated: pathlib.Path, snapctl: S
         (["--best", "auc:min"], 10),
         (["--best", "loss:min"], 10),
         (["--best", "loss:max"], 20),
-        (["--best", "val/odd:max"], 40),
+        (["--best", "val/val/odd:max"], 40),
         (["--best", "auc:max", "--not-evaluated-by", "test"], 20),
     ],
 )
@@ -232,7 +232,11 @@ def test_latest_and_its_age(evaluated: pathlib.Path, snapctl: Snapctl) -> None:
     then = time.time() - 3 * 3600
     os.utime(evaluated / "50/.snapshot_metadata", (then, then))
     done = snapctl("latest", str(evaluated), "--max-age", "2h")
-    assert (done.code, done.stdout) == (1, f"{evaluated}/50\n") and "10800 s old" in done.stderr
+    assert (
+        (done.code, done.stdout) == (1, f"{evaluated}/50\n")
+        and "is 3h" in done.stderr
+        and "old, more than 2h" in done.stderr
+    )
     os.utime(evaluated / "50/.snapshot_metadata", (1, 1))
     done = snapctl("latest", str(evaluated), "--max-age", "2h", "--json")
     assert done.code == 1 and done.json["created_at"] is None and "nobody knows" in done.json["warnings"][0]

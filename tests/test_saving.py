@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 torchsnapshot = pytest.importorskip("torchsnapshot")
 
 import google_crc32c  # noqa: E402
+import msgspec  # noqa: E402
 
 from snapctl import SaveOptions, Snapshot  # noqa: E402
 from snapctl.checkpoints import find_checkpoints, find_place, open_save_dir, read_manifest  # noqa: E402
@@ -116,18 +117,27 @@ def test_no_reader_sees_the_checkpoint_before_it_is_whole(
 ) -> None:
     gate = hold_back(monkeypatch, "write_blob")
     pending = Snapshot(tmp_path, state()).save(7)
-    time.sleep(0.05)
+    gate.reached.wait(30)
     assert not (tmp_path / "7/.snapshot_metadata").exists() and not pending.done()
     gate.set()
     pending.wait()
     assert (tmp_path / "7/.snapshot_metadata").exists()
 
 
-def hold_back(monkeypatch: pytest.MonkeyPatch, name: str) -> threading.Event:
-    gate = threading.Event()
+class Gate(threading.Event):
+    """Holds back whoever comes until it is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = threading.Event()
+
+
+def hold_back(monkeypatch: pytest.MonkeyPatch, name: str) -> Gate:
+    gate = Gate()
     original = getattr(LocalStorage, name)
 
     def wait(*args: Any, **options: Any) -> Any:
+        gate.reached.set()
         gate.wait(30)
         return original(*args, **options)
 
@@ -272,8 +282,9 @@ def test_a_failure_that_nobody_waits_for_is_logged(
     gate = hold_back(monkeypatch, "write_blob")
     snapshot = Snapshot(tmp_path, state())
     first = snapshot.save(7)
-    gate.set()
+    gate.reached.wait(30)
     monkeypatch.undo()
+    gate.set()
     snapshot.save(8).wait()  # the earlier failure is not this one's
     assert "step 7 was not saved: NoSpaceError: /x: no space left on device" in caplog.text
     assert first.done()
@@ -296,6 +307,19 @@ def test_an_error_in_the_state_is_raised_by_save(tmp_path: pathlib.Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_save_by_a_signal_handler_during_a_save_is_refused_and_does_not_hang(tmp_path: pathlib.Path) -> None:
+    class Handler:
+        def state_dict(self) -> dict[str, Any]:
+            with pytest.raises(SaveError, match="a save is being staged already by this very thread"):
+                Snapshot(tmp_path, state()).save(8)
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    Snapshot(tmp_path, {"h": Handler()}).save(7).wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["7"]
+
+
 def test_an_interrupt_while_staging_is_an_interrupt(tmp_path: pathlib.Path) -> None:
     class Interrupted:
         def state_dict(self) -> dict[str, Any]:
@@ -310,12 +334,10 @@ def test_an_interrupt_while_staging_is_an_interrupt(tmp_path: pathlib.Path) -> N
 def test_a_storage_with_another_checksum_is_not_believed(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import dataclasses
-
     original = LocalStorage.write_blob
 
     def write(self: LocalStorage, path: str, data: Any, **options: Any) -> FileInfo:
-        return dataclasses.replace(original(self, path, data, **options), crc32c=1)
+        return msgspec.structs.replace(original(self, path, data, **options), crc32c=1)
 
     monkeypatch.setattr(LocalStorage, "write_blob", write)
     with pytest.raises(SaveError, match="the storage's CRC32C is 00000001") as caught:

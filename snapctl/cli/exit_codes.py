@@ -51,6 +51,8 @@ _BY_TYPE: tuple[tuple[type[BaseException], ExitCode], ...] = (
     (errors.RefusedError, ExitCode.REFUSED),
     (errors.StorageError, ExitCode.STORAGE),
     (errors.DeadlineError, ExitCode.TIMED_OUT),
+    (errors.FailureReportedError, ExitCode.NO),
+    (errors.CommandFailedError, ExitCode.PARTIAL),
 )
 
 

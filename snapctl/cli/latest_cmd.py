@@ -28,6 +28,7 @@ from snapctl.cli.options import (
     parse_storage_options,
 )
 from snapctl.cli.output import Output
+from snapctl.durations import format_duration
 from snapctl.errors import CheckpointNotFoundError, NoMatchError, SaveDirNotFoundError
 from snapctl.metrics import is_evaluated, parse_metric_spec, rank_by_metric
 
@@ -64,7 +65,7 @@ def command(
     choose = _chooser(evaluated_by or [], not_evaluated_by or [], best)
     try:
         place = open_save_dir(save_dir, parse_storage_options(storage_option))
-        found = find_latest(place, choose=choose)
+        found = find_latest(place, choose=choose, compares_all=best is not None)
     except (SaveDirNotFoundError, CheckpointNotFoundError) as error:
         if not missing_ok or isinstance(error, NoMatchError):
             raise
@@ -102,11 +103,12 @@ def _print_nothing(out: Output) -> None:
 def _say_what_was_passed_over(out: Output, found: LatestSearch) -> ExitCode:
     for message in found.unparsable:
         out.warn(f"passed over: {message}")
-    for message in found.not_looked_at:
+    for message in (*found.not_looked_at, *found.checkpoint.unread):
         out.warn(f"could not be looked at: {message}")
     for message in found.checkpoint.warnings:
         out.warn(message)
-    return ExitCode.PARTIAL if found.not_looked_at else ExitCode.OK
+    missed = (*found.not_looked_at, *found.checkpoint.unread)
+    return ExitCode.PARTIAL if missed else ExitCode.OK
 
 
 def _judge_age(out: Output, checkpoint: Checkpoint, limit_seconds: float, *, now: float) -> ExitCode:
@@ -115,6 +117,6 @@ def _judge_age(out: Output, checkpoint: Checkpoint, limit_seconds: float, *, now
         return ExitCode.NO
     age = now - checkpoint.created_at
     if age > limit_seconds:
-        out.warn(f"{checkpoint.path}: is {age:.0f} s old, more than {limit_seconds:.0f} s")
+        out.warn(f"{checkpoint.path}: is {format_duration(age)} old, more than {format_duration(limit_seconds)}")
         return ExitCode.NO
     return ExitCode.OK

@@ -50,7 +50,7 @@ def command(
     if limit is not None:
         chosen = chosen[-limit:]
     for checkpoint in chosen:
-        for warning in checkpoint.warnings:
+        for warning in (*checkpoint.warnings, *checkpoint.unread):
             out.warn(warning)
     if reverse:
         chosen.reverse()
@@ -60,7 +60,7 @@ def command(
         _print_paths(out, chosen, end="\0" if print0 else "\n")
     else:
         _print_table(out, chosen, long=long)
-    return ExitCode.PARTIAL if any(c.state == "unreadable" for c in chosen) else ExitCode.OK
+    return ExitCode.PARTIAL if any(c.state == "unreadable" or c.unread for c in chosen) else ExitCode.OK
 
 
 def _is_wanted(
@@ -75,8 +75,6 @@ def _print_paths(out: Output, checkpoints: Sequence[Checkpoint], *, end: str) ->
     for checkpoint in checkpoints:
         if checkpoint.state == "unreadable":
             out.warn(f"left out: {checkpoint.problem}")
-        elif end == "\n" and "\n" in checkpoint.path:
-            out.line(checkpoint.path)  # one record a line, whatever the name: --print0 has the very bytes
         else:
             out.path(checkpoint.path, end=end)
 

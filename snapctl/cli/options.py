@@ -9,6 +9,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from snapctl.checkpoints import parse_step
+from snapctl.durations import parse_duration as parse_duration
 from snapctl.errors import InvalidOptionError
 
 SaveDirArgument = Annotated[
@@ -23,8 +25,19 @@ CheckpointOrSaveDirArgument = Annotated[
         metavar="CHECKPOINT", help="A checkpoint's own path, or a save directory: then its latest is meant."
     ),
 ]
+
+
+def read_step(text: str) -> int:
+    """A step as directories spell it: ``10``, and not ``010`` or ``+10``."""
+    step = parse_step(text)
+    if step is None:
+        raise typer.BadParameter(f"{text[:40]!r} is no step")
+    return step
+
+
 StepOption = Annotated[
-    int | None, typer.Option("--step", metavar="N", min=0, help="The checkpoint of this step of the save directory.")
+    int | None,
+    typer.Option("--step", metavar="N", parser=read_step, help="The checkpoint of this step of the save directory."),
 ]
 StorageOptions = Annotated[
     list[str] | None,
@@ -46,9 +59,6 @@ NotEvaluatedByOption = Annotated[
 Print0Option = Annotated[
     bool, typer.Option("--print0", "-0", help="Bare paths, each ended by a NUL character: for xargs -0.")
 ]
-
-_DURATION = re.compile(r"(?:(\d+)w)?(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
-_UNIT_SECONDS = (604800, 86400, 3600, 60, 1)
 
 
 def parse_storage_options(pairs: list[str] | None) -> dict[str, Any]:
@@ -90,23 +100,3 @@ def _storage_value(key: str, value: str) -> Any:
         except (msgspec.DecodeError, RecursionError):
             return value
     return value
-
-
-def parse_duration(text: str, *, name: str, zero_ok: bool = False) -> float:
-    """Seconds of ``1d12h``: integers with ``s m h d w``; ``0`` without a unit, where it means something.
-
-    Raises:
-        InvalidOptionError: it is none, or zero where that makes no sense.
-    """
-    match = _DURATION.fullmatch(text)
-    if text == "0" and zero_ok:
-        return 0.0
-    if match is None or not any(match.groups()):
-        raise InvalidOptionError(f"{name} takes a duration such as 30s, 15m, 2h or 1d12h, not {text!r}")
-    parts = zip(match.groups(), _UNIT_SECONDS, strict=True)
-    seconds = float(sum(int(number) * unit for number, unit in parts if number))
-    if seconds == 0 and not zero_ok:
-        raise InvalidOptionError(f"{name} must be more than zero, not {text!r}")
-    if seconds > 100 * 365 * 86400:
-        raise InvalidOptionError(f"{name} is more than a hundred years: {text!r}")
-    return seconds

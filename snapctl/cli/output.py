@@ -6,13 +6,15 @@ import contextlib
 import json
 import math
 import os
+import select
 import shutil
 import sys
+import time
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from snapctl.errors import NoSpaceError, SnapctlError, StorageError
+from snapctl.errors import NoSpaceError, RefusedError, SnapctlError, StorageError
 from snapctl.markers import json_number
 
 MIN_COLUMN = 8
@@ -61,8 +63,9 @@ class Output:
         self._write(printable(text) + "\n")
 
     def path(self, path: str, *, end: str = "\n") -> None:
-        """A bare path for scripts: its very bytes, but on a terminal, where it is escaped."""
-        if end == "\n" and _is_terminal(sys.stdout):
+        """A bare path for scripts: its very bytes, but on a terminal, where it is escaped; and one with a line break in
+        it is escaped wherever lines are records (``--print0`` has the very bytes)."""
+        if end == "\n" and ("\n" in path or _is_terminal(sys.stdout)):
             self._write(printable(path) + end)
         else:
             self._write_bytes(os.fsencode(path + end))
@@ -108,6 +111,25 @@ class Output:
             for number, part in enumerate(parts):
                 self._write((label if number == 0 else " " * len(label)) + part + "\n")
 
+    def flush(self) -> None:
+        """Lets the reader have what has been written, before the command goes on."""
+        if sys.stdout is not None:
+            with stdout_errors():
+                sys.stdout.flush()
+
+    def sleep(self, seconds: float) -> None:
+        """Sleeps; but raises `BrokenPipeError` when the reader of stdout goes away: nobody waits for an answer then."""
+        until = time.monotonic() + seconds
+        try:
+            watched = select.poll()
+            watched.register(sys.stdout.fileno(), 0)
+        except (AttributeError, OSError, ValueError):  # closed, or replaced by something else
+            time.sleep(seconds)
+            return
+        while (left := until - time.monotonic()) > 0:
+            if any(event & select.POLLERR for _, event in watched.poll(math.ceil(min(left, 3600.0) * 1000))):
+                raise BrokenPipeError
+
     def _write(self, text: str) -> None:
         encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
         self._write_bytes(text.encode(encoding, "backslashreplace"))
@@ -145,6 +167,22 @@ class Output:
         write_stderr(f"error: {one_line(text)}")
         if hint:
             write_stderr(f"hint: {one_line(hint)}")
+
+    def confirm(self, question: str) -> bool:
+        """Asks on stderr; anything but a yes is a no.
+
+        Raises:
+            RefusedError: nobody can be asked: stdin is no terminal, or the answer is to be JSON.
+        """
+        if self.as_json or not _is_terminal(sys.stdin):
+            raise RefusedError("nobody can be asked", hint="--yes does it without asking, --dry-run only shows")
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(f"{one_line(question)} [y/N] ")
+            sys.stderr.flush()
+        answer = sys.stdin.readline()
+        if not answer.endswith("\n"):
+            write_stderr("")  # the end of the input leaves the cursor behind the question
+        return answer.strip().lower() in ("y", "yes")
 
     @contextlib.contextmanager
     def progress(
@@ -262,6 +300,8 @@ def format_size(size_bytes: int | None) -> str:
         return "-"
     if size_bytes < 1024:
         return f"{size_bytes} B"
+    if size_bytes.bit_length() > 80:  # no storage holds it: what a manifest says, in a form that can be read
+        return f"2^{size_bytes.bit_length() - 1} B"
     power = min((size_bytes.bit_length() - 1) // 10, len(_UNITS))
     return f"{size_bytes / 1024**power:.1f} {_UNITS[power - 1]}"
 

@@ -37,7 +37,7 @@ from snapctl.inspection import (
     summarize,
 )
 from snapctl.manifest import LogicalEntry, Manifest
-from snapctl.markers import format_time
+from snapctl.markers import Claim, format_time, is_live
 from snapctl.storage import Storage
 
 _RANKS_SHOWN = 4
@@ -60,16 +60,20 @@ def command(
     as_json: JsonOption = False,
 ) -> int:
     out: Output = context.obj
-    if depth is not None and (group or entries or rank is not None):
-        raise InvalidOptionError("--depth goes with none of --group, --entries, --rank")
-    storage, found, manifest = _open(out, checkpoint, step, parse_storage_options(storage_option))
+    if depth is not None and (group or entries or values or rank is not None):
+        raise InvalidOptionError("--depth goes with none of --group, --entries, --rank, --values")
+    if group and values:
+        raise InvalidOptionError("--values does not go with --group")
+    storage, found, manifest, missed = _open(out, checkpoint, step, parse_storage_options(storage_option))
     if rank is not None and rank >= manifest.world_size:
         raise InvalidOptionError(f"--rank {rank}: {manifest.world_size} ranks saved this checkpoint")
+    now = storage.now(may_write=False)
     summary = summarize(manifest)
     if summary.size_bytes is None:
         summary = summarize(manifest, _blob_sizes(out, storage))
-    for warning in found.warnings:
+    for warning in (*found.warnings, *found.unread):
         out.warn(warning)
+    code = ExitCode.PARTIAL if missed or found.unread or found.state == "unreadable" else ExitCode.OK
     if depth is not None:
         rolled: Sequence[RolledUp] | None = roll_up(manifest, depth)
         chosen: Sequence[LogicalEntry] = ()
@@ -78,25 +82,36 @@ def command(
         rolled = group_layers(chosen) if group else None
     if as_json:
         items = [_rolled_json(item) for item in rolled] if rolled is not None else [_entry_json(e) for e in chosen]
-        out.document({**_head_json(found, manifest, summary), "entries": items})
-        return ExitCode.OK
-    out.fields(_head_fields(found, manifest, summary))
+        out.document({**_head_json(found, manifest, summary, now), "entries": items})
+        return code
+    out.fields(_head_fields(found, manifest, summary, now))
     if rolled is not None:
         _print_rolled(out, rolled)
     else:
         _print_entries(out, chosen, values=values)
-    return ExitCode.OK
+    return code
 
 
-def _open(out: Output, path: str, step: int | None, options: dict[str, Any]) -> tuple[Storage, Checkpoint, Manifest]:
+def _open(
+    out: Output, path: str, step: int | None, options: dict[str, Any]
+) -> tuple[Storage, Checkpoint, Manifest, bool]:
+    """The last of them: whether a newer one could not be looked at."""
     opened = open_checkpoint(path, step, options, allow_save_dir=True)
     if isinstance(opened, Place):
         latest = find_latest(opened)
         for message in (*latest.unparsable, *latest.not_looked_at):
             out.warn(f"passed over: {message}")
-        return opened.storage.child(str(latest.checkpoint.step)), latest.checkpoint, latest.manifest
+        storage = opened.storage.child(str(latest.checkpoint.step))
+        return storage, latest.checkpoint, latest.manifest, bool(latest.not_looked_at)
+    manifest = read_manifest(opened)
     found = look_at_checkpoint(opened)
-    return opened, found, read_manifest(opened)
+    if found.problem is not None:
+        out.warn(found.problem)
+    return opened, found, manifest, False
+
+
+def _live_claims(found: Checkpoint, now: float) -> list[Claim]:
+    return [claim for claim in found.claims if is_live(claim, found.markers, now)]
 
 
 def _blob_sizes(out: Output, storage: Storage) -> dict[str, int] | None:
@@ -111,7 +126,7 @@ def _blob_sizes(out: Output, storage: Storage) -> dict[str, int] | None:
 # -- for people ------------------------------------------------------------------------------------------------------
 
 
-def _head_fields(found: Checkpoint, manifest: Manifest, summary: Summary) -> list[tuple[str, str]]:
+def _head_fields(found: Checkpoint, manifest: Manifest, summary: Summary, now: float) -> list[tuple[str, str]]:
     extra = extra_state_values(manifest)
     dtypes = ", ".join(f"{dtype} {format_size(size)}" for dtype, size in summary.dtype_bytes.items() if size)
     fields = [
@@ -131,7 +146,7 @@ def _head_fields(found: Checkpoint, manifest: Manifest, summary: Summary) -> lis
         metrics = ", ".join(f"{name}={format_number(value)}" for name, value in marker.metrics.items())
         when = format_time(marker.finished_at)
         fields.append(("evaluated by", " ".join(filter(None, [marker.partition, when, metrics]))))
-    for claim in found.claims:
+    for claim in _live_claims(found, now):
         expires = format_time(claim.created_at + claim.ttl_seconds)
         fields.append(("claimed", f"{claim.partition} by {claim.owner or 'unknown'}, until {expires}"))
     if found.pin is not None and found.pin.note:
@@ -197,7 +212,7 @@ def _ranks(ranks: Sequence[int]) -> str:
 # -- for programs ----------------------------------------------------------------------------------------------------
 
 
-def _head_json(found: Checkpoint, manifest: Manifest, summary: Summary) -> dict[str, Any]:
+def _head_json(found: Checkpoint, manifest: Manifest, summary: Summary, now: float) -> dict[str, Any]:
     extra = {name: json_value(value) for name, value in extra_state_values(manifest).items()}
     record = found.record
     return {
@@ -220,7 +235,7 @@ def _head_json(found: Checkpoint, manifest: Manifest, summary: Summary) -> dict[
                 "owner": claim.owner,
                 "expires_at": format_time(claim.created_at + claim.ttl_seconds),
             }
-            for claim in found.claims
+            for claim in _live_claims(found, now)
         ],
         "pinned": found.pinned,
         "save_timings": None
@@ -259,6 +274,6 @@ def _rolled_json(line: RolledUp) -> dict[str, Any]:
         "dtypes": list(line.dtypes),
         "shape": None if line.shape is None else list(line.shape),
         "size_bytes": line.size_bytes,
-        "ranks": list(line.ranks),
+        "ranks": None if line.ranks is None else list(line.ranks),
         "replicated": line.replicated,
     }

@@ -13,32 +13,43 @@ from typing import Any
 
 from snapctl.errors import InvalidPathError
 from snapctl.storage.base import (
+    DeletedFiles,
+    FileIdentity,
     FileInfo,
     Listing,
     ScannedDir,
     Storage,
+    StorageTime,
     check_length,
     check_relative_path,
     collect_errors,
+    cuts_of,
     run_parallel,
+    time_limit,
 )
 from snapctl.storage.local import LocalStorage
 
 __all__ = [
+    "DeletedFiles",
+    "FileIdentity",
     "FileInfo",
     "Listing",
     "LocalStorage",
     "ScannedDir",
     "Storage",
+    "StorageTime",
     "check_length",
     "check_relative_path",
     "collect_errors",
+    "cuts_of",
     "open_storage",
     "run_parallel",
     "split_url",
+    "time_limit",
 ]
 
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*(?:::[^/]*)?)://")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+._-]*(?:::[^/]*)?)://")
+_PASSWORD = re.compile(r"[^/@]*:[^/@]*@")
 _LOCAL_SCHEMES = ("file", "local")
 
 
@@ -61,6 +72,10 @@ def split_url(path: str) -> tuple[str, str]:
         raise InvalidPathError(f"{path}: unknown scheme {scheme!r} (chained file systems are not supported)")
     if scheme in _LOCAL_SCHEMES:
         return "file", rest or "/"
+    if _PASSWORD.match(rest):
+        raise InvalidPathError(f"{scheme}://…: a URL with a password in it would be shown: use --storage-option")
+    if rest.startswith("/") and scheme in ("gs", "gcs"):
+        raise InvalidPathError(f"{path}: names no bucket")  # an empty variable, perhaps: never somebody's bucket
     return {"gcs": "gs"}.get(scheme, scheme), "/".join(part for part in rest.split("/") if part)
 
 

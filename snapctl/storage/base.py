@@ -8,15 +8,31 @@ many at a time, use `run_parallel`.
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+import contextlib
+import contextvars
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from threading import Event
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from snapctl.errors import InvalidPathError, ShortReadError, StorageError, StorageNotFoundError
+from snapctl.errors import (
+    InvalidOptionError,
+    InvalidPathError,
+    PreconditionError,
+    ShortReadError,
+    StorageError,
+    StorageNotFoundError,
+)
+
+PART_FILES = 995
+"""What fits into a page of a listing, but for a few names that nobody expected."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+FileIdentity: TypeAlias = tuple[int, int]
+"""Device and inode: the same for one file under all its names."""
 
 
 class FileInfo(msgspec.Struct, frozen=True, gc=False):
@@ -34,6 +50,8 @@ class FileInfo(msgspec.Struct, frozen=True, gc=False):
     """CRC32C (Castagnoli) of the content, where the storage keeps one."""
     is_link: bool = False
     """A symbolic link (local only); the other fields are then those of what it leads to, where that exists."""
+    is_regular: bool = True
+    """False for a link that leads nowhere, a FIFO, a device (local only): nothing can be read from it."""
     held_until: float | None = None
     """It cannot be deleted before this time (retention); infinity while an object is under a hold."""
 
@@ -59,6 +77,39 @@ class ScannedDir(msgspec.Struct, gc=False):
     size_bytes: int | None = None
     error: StorageError | None = None
     """It could not be looked at; a `StorageNotFoundError` if it vanished meanwhile."""
+    totals_error: StorageError | None = None
+    """Not all of it could be counted."""
+
+
+class StorageTime(NamedTuple):
+    """A moment by the storage's clock, or by this machine's where the storage's could not be read."""
+
+    seconds: float
+    """Since the epoch."""
+    is_storage_clock: bool
+
+
+class DeletedFiles(msgspec.Struct):
+    """What became of the files given to `Storage.delete_files`."""
+
+    deleted: int = 0
+    deleted_bytes: int = 0
+    gone: int = 0
+    """Somebody else had deleted them; that is success, too."""
+    changed: list[str] = msgspec.field(default_factory=list)
+    """Paths where another object stands in place of the one that was listed; it was not touched."""
+    failed: list[StorageError] = msgspec.field(default_factory=list)
+    """One error for each file that is still there."""
+    unfinished: int = 0
+    """Not tried: it was stopped, or a change was seen."""
+
+    def count(self, size_bytes: int, outcome: bool) -> None:
+        """Counts one file that is no longer there."""
+        if outcome:
+            self.deleted += 1
+            self.deleted_bytes += size_bytes
+        else:
+            self.gone += 1
 
 
 class Storage(abc.ABC):
@@ -80,7 +131,9 @@ class Storage(abc.ABC):
     @property
     def name(self) -> str:
         """The last part of the URL; empty for a bucket or the root."""
-        return self.url.split("://", 1)[-1].rstrip("/").rpartition("/")[2]
+        _, remote, rest = self.url.rpartition("://")
+        _, slash, name = rest.rstrip("/").rpartition("/")
+        return name if slash or not remote else ""
 
     @abc.abstractmethod
     def child(self, name: str) -> Storage:
@@ -99,10 +152,14 @@ class Storage(abc.ABC):
         """
 
     @abc.abstractmethod
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         """All files below a directory at any depth, sorted by path; paths are relative to this storage.
 
         Symbolic links are listed and never followed. Empty where there is nothing.
+
+        Args:
+            cuts: paths (relative to `path`, sorted) at which the listing can be cut into parts of a page each, see
+                `cuts_of`. They need not be right: an object store only uses them to have several parts at a time.
         """
 
     @abc.abstractmethod
@@ -125,6 +182,19 @@ class Storage(abc.ABC):
         found = run_parallel(self.find_file, paths, jobs=self.parallel_requests)
         return {path: file for path, file in zip(paths, found, strict=True) if file is not None}
 
+    def find_each(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None]:
+        """The same file in each of many child directories, as `find_file` finds it; errors are returned.
+
+        Paths are relative to the child directory. For many names it asks for all of them at once where the storage
+        can.
+        """
+        look = collect_errors(lambda name: self.find_file(f"{name}/{path}"))
+        found = run_parallel(look, names, jobs=self.parallel_requests)
+        return {
+            name: msgspec.structs.replace(item, path=path) if isinstance(item, FileInfo) else item
+            for name, item in zip(names, found, strict=True)
+        }
+
     @abc.abstractmethod
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
         """The bytes ``[start, end)`` of a file.
@@ -146,15 +216,28 @@ class Storage(abc.ABC):
         buffer[:] = data
 
     @abc.abstractmethod
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
+    def write(
+        self,
+        path: str,
+        data: bytes | memoryview,
+        *,
+        exclusive: bool = False,
+        version: str = "",
+        durable: bool = True,
+    ) -> FileInfo:
         """Writes a whole file: readers see the old one, or none, until the new one is there in full and durable.
 
         Args:
             exclusive: create it, and never touch one that exists.
-            durable: False leaves it to the system when it reaches the disk (local only).
+            version: replace only this very object (see `FileInfo.version`), so that of two who read, change and write
+                it none undoes what the other wrote.
+            durable: False leaves it to the system when it reaches the disk (local only); an exclusive file is then
+                created in one step, and `sync_dir` can make it durable with others.
 
         Raises:
-            PreconditionError: `exclusive`, and it exists.
+            PreconditionError: `exclusive`, and it exists; or `version`, and another object is in its place, or none.
+                Where an answer was lost, it may be one's own writing that stands there.
+            RefusedError: the storage has no way to create a file exclusively.
         """
 
     def write_blob(self, path: str, data: bytes | memoryview, *, durable: bool = True) -> FileInfo:
@@ -185,13 +268,43 @@ class Storage(abc.ABC):
             PreconditionError: another object is in its place.
         """
 
+    def delete_files(
+        self,
+        files: Sequence[FileInfo],
+        *,
+        stop: Event | None = None,
+        on_done: Callable[[int], None] | None = None,
+    ) -> DeletedFiles:
+        """Deletes many files, each only while it is still the very object that was listed (of a link: the link).
+
+        One failure does not stop the rest. As soon as another object is seen in the place of one, no more are begun.
+
+        Args:
+            files: as `list_tree` lists them.
+            stop: set by somebody else to end it early.
+            on_done: called with how many more files are done, possibly from another thread.
+        """
+        result = DeletedFiles()
+        for number, file in enumerate(files):
+            if result.changed or (stop is not None and stop.is_set()):
+                result.unfinished = len(files) - number
+                break
+            try:
+                result.count(file.size_bytes, self.delete(file.path, version=file.version))
+            except PreconditionError:
+                result.changed.append(file.path)
+            except StorageError as error:
+                result.failed.append(error)
+            if on_done is not None:
+                on_done(1)
+        return result
+
     def delete_empty_dirs(self, path: str = "") -> None:  # noqa: B027
         """Removes a directory and those in it, as far as they are empty. Nothing to do on an object store."""
 
     def sync_dir(self, path: str = "") -> None:  # noqa: B027
         """Makes the names in a directory durable. Nothing to do on an object store."""
 
-    @abc.abstractmethod
     def now(self, *, may_write: bool) -> float:
         """The time by the storage's clock, in seconds since the epoch.
 
@@ -199,6 +312,60 @@ class Storage(abc.ABC):
             may_write: a temporary file may be written to learn it; otherwise the machine's clock answers where the
                 storage does not tell the time by itself.
         """
+        return self.read_clock(may_write=may_write).seconds
+
+    def read_clock(self, *, may_write: bool) -> StorageTime:
+        """`now`, and whether it is the storage's own time or, for want of it, this machine's."""
+        if may_write:
+            with contextlib.suppress(StorageError):
+                return StorageTime(self.server_now(), True)
+        return StorageTime(time.time(), False)
+
+    @abc.abstractmethod
+    def server_now(self) -> float:
+        """The time by the storage's own clock, never by this machine's; locally a temporary file is written for it.
+
+        It is not ahead of that clock, and may be a second behind.
+
+        Raises:
+            StorageError: it cannot be learnt.
+        """
+
+    # -- what only some storages have --------------------------------------------------------------------------
+
+    def soft_delete_seconds(self) -> float | None:
+        """For how long the storage keeps, and bills, what was deleted; None for not at all, or if it does not say."""
+        return None
+
+    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
+        """Paths of the symbolic links in a directory, or at any depth below it; none are followed.
+
+        What may not be entered is passed over.
+        """
+        return []
+
+    def identify(self, path: str = "") -> FileIdentity | None:
+        """What a path leads to, links followed; None where there is nothing, or no such thing as an identity."""
+        return None
+
+    def identify_ancestors(self, path: str) -> list[FileIdentity]:
+        """What a symbolic link leads to in the end, and all directories above that, from the inside out.
+
+        Raises:
+            PermissionDeniedError: nobody can tell, because something on the way may not be entered.
+        """
+        return []
+
+    def delete_link(self, name: str) -> bool:
+        """Removes a symbolic link, never what it leads to.
+
+        Returns:
+            False if it was gone already.
+
+        Raises:
+            PreconditionError: it is no symbolic link.
+        """
+        raise PreconditionError(f"{self.url_of(name)}: is no symbolic link", url=self.url_of(name))
 
 
 def check_relative_path(path: str) -> str:
@@ -213,6 +380,33 @@ def check_relative_path(path: str) -> str:
     return path
 
 
+def cuts_of(paths: Sequence[str]) -> Sequence[str]:
+    """Those of about all the paths of a directory (sorted) that `Storage.list_tree` takes as its `cuts`."""
+    return paths[PART_FILES::PART_FILES]
+
+
+_OURS = ("asynchronous", "loop", "self", "skip_instance_cache", "use_listings_cache")
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuses options for fsspec that would take the file system out of our hands.
+
+    Raises:
+        InvalidOptionError: one of them is there.
+    """
+    for name in _OURS:
+        if name in options:
+            raise InvalidOptionError(f"the storage option {name!r} is not for users to set")
+
+
+def hide_values(text: str, options: Mapping[str, Any]) -> str:
+    """A message without the values of options, which may be secrets."""
+    for value in options.values():
+        if isinstance(value, str) and len(value) > 3:
+            text = text.replace(value, "…")
+    return text
+
+
 def check_length(found_bytes: int, expected_bytes: int, *, url: str, start: int = 0) -> None:
     """Raises `ShortReadError` unless so many bytes came."""
     if found_bytes != expected_bytes:
@@ -224,10 +418,38 @@ def check_length(found_bytes: int, expected_bytes: int, *, url: str, start: int 
         )
 
 
+_GIVE_UP_AT: contextvars.ContextVar[float | None] = contextvars.ContextVar("_GIVE_UP_AT", default=None)
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Within it, a request over the network that is not answered in time is given up, with an `UnavailableError`.
+
+    It reaches into `run_parallel`. Calls of the operating system cannot be given up, nor those of fsspec's other file
+    systems.
+    """
+    if seconds is None:
+        yield
+        return
+    outer = _GIVE_UP_AT.get()
+    mine = time.monotonic() + seconds
+    token = _GIVE_UP_AT.set(mine if outer is None else min(outer, mine))
+    try:
+        yield
+    finally:
+        _GIVE_UP_AT.reset(token)
+
+
+def seconds_left() -> float | None:
+    """What is left of the innermost `time_limit`, zero at least; None where there is none."""
+    give_up_at = _GIVE_UP_AT.get()
+    return None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
+
+
 def run_parallel(func: Callable[[Item], Result], items: Iterable[Item], *, jobs: int) -> list[Result]:
     """Calls `func` for each item, several at once; results in the order of the items.
 
-    The first exception cancels what has not begun and is raised; so does an interrupt.
+    The first exception cancels what has not begun and is raised; so does an interrupt. Context variables hold in all.
     """
     todo = list(items)
     if len(todo) <= 1 or jobs <= 1:
@@ -236,7 +458,7 @@ def run_parallel(func: Callable[[Item], Result], items: Iterable[Item], *, jobs:
 
     pool = ThreadPoolExecutor(min(jobs, len(todo)), thread_name_prefix="snapctl-io")
     try:
-        futures = [pool.submit(func, item) for item in todo]
+        futures = [pool.submit(contextvars.copy_context().run, func, item) for item in todo]
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
         for future in done:
             if (error := future.exception()) is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from snapctl.storage import split_url
 
 
-def infer_fs(save_dir: str) -> Any:
+def infer_fs(save_dir: str | os.PathLike[str]) -> Any:
     """An fsspec file system for a path or URL, with no cache of listings.
 
     For ``gs://`` it is gcsfs's plain-HTTP class, with snapctl's bounded retries and timeouts.
@@ -17,7 +18,7 @@ def infer_fs(save_dir: str) -> Any:
         MissingExtraError: the package behind the scheme is not installed.
         CredentialsError: the credentials are a missing file or cannot be used.
     """
-    scheme, rest = split_url(save_dir)
+    scheme, rest = split_url(os.fspath(save_dir))
     if scheme == "file":
         from fsspec.implementations.local import LocalFileSystem
 

@@ -13,6 +13,7 @@ import asyncio
 import base64
 import bisect
 import concurrent.futures
+import contextlib
 import contextvars
 import email.utils
 import logging
@@ -20,8 +21,9 @@ import os
 import random
 import time
 import warnings
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime
+from threading import Event
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -30,6 +32,7 @@ import msgspec
 from snapctl.errors import (
     BucketNotFoundError,
     CredentialsError,
+    InvalidOptionError,
     InvalidPathError,
     MissingExtraError,
     PermissionDeniedError,
@@ -38,22 +41,53 @@ from snapctl.errors import (
     UnavailableError,
 )
 from snapctl.storage.base import (
+    DeletedFiles,
     FileInfo,
     Listing,
     ScannedDir,
     Storage,
+    StorageTime,
     check_length,
+    check_options,
     check_relative_path,
+    hide_values,
     not_found,
     run_parallel,
+    seconds_left,
 )
+from snapctl.storage.gcs_requests import BATCH_SIZE, format_deletions, join_parts, parse_answers
+
+
+@contextlib.contextmanager
+def _patient_only_for_a_moment() -> Iterator[None]:
+    """Settings of google.auth that are its own only while it looks for credentials: one look for a metadata server,
+    no second one by gcsfs, and nothing in the log. What the process and its children find afterwards is untouched."""
+    settings = {"GCE_METADATA_DETECT_RETRIES": "1", "NO_GCE_CHECK": "true"}
+    missing = {name: value for name, value in settings.items() if name not in os.environ}
+    loggers = [logging.getLogger(name) for name in ("gcsfs", "google.auth")]
+    levels = [logger.level for logger in loggers]
+    os.environ.update(missing)
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
 
 try:
     import aiohttp
-    import gcsfs.core
-    import gcsfs.retry
-    import google.auth.exceptions
-    import google.oauth2.credentials
+
+    with _patient_only_for_a_moment():  # google.auth reads its settings when it is imported
+        import gcsfs.core
+        import gcsfs.retry
+        import google.auth.exceptions
+        import google.oauth2.credentials
     import requests.exceptions
     from fsspec.config import conf as fsspec_conf
 except ImportError as import_error:  # pragma: no cover - gcsfs is a dependency, but its own may be broken
@@ -67,12 +101,23 @@ READ_SECONDS = 12.0
 UPLOAD_SECONDS = 120.0
 """The same while a large body is under way: the server answers only after the last byte."""
 RETRY_SECONDS = 8.0
-"""No new attempt begins later than this after the first."""
+"""No new attempt begins later than this after the first; for large bodies: than `UPLOAD_SECONDS`."""
 MAX_ATTEMPTS = 4
 LIST_JOBS = 16
 MIN_LISTED_FILES = 4
 """From so many files of a directory on, a listing is tried, and goes on while each page holds as many of them."""
-UPLOAD_CHUNK_BYTES = 32 << 20
+MAX_SINGLE_LOOKS = 100
+"""More files than that are not asked for one by one, if a listing can tell."""
+DELETE_JOBS = 16
+"""Batches of deletions under way at a time, over all directories."""
+SINGLE_JOBS = 4
+"""The same for single deletions, in place of each batch."""
+MULTIPART_BYTES = 128 << 10
+"""Up to here an upload is copied into one body with its name and may have a condition."""
+SINGLE_UPLOAD_BYTES = 160 << 20
+"""Up to here it is one request: torchsnapshot's slabs, of 128 MiB, are."""
+UPLOAD_CHUNK_BYTES = 64 << 20
+UPLOAD_PIECE_BYTES = 1 << 20
 PAGE_FIELDS = (
     "nextPageToken,prefixes,items(name,size,timeCreated,generation,crc32c,"
     "temporaryHold,eventBasedHold,retentionExpirationTime)"
@@ -81,6 +126,8 @@ _NAMED_TOKENS = {"google_default", "cache", "cloud", "token", "anon", "browser"}
 
 
 _IS_UPLOAD: contextvars.ContextVar[bool] = contextvars.ContextVar("_IS_UPLOAD", default=False)
+_FAILED_TRIES: contextvars.ContextVar[int] = contextvars.ContextVar("_FAILED_TRIES", default=0)
+"""How often the last request was tried in vain: what a lost answer stood for may have been done all the same."""
 
 
 class _Item(msgspec.Struct, gc=False):
@@ -96,6 +143,14 @@ class _Item(msgspec.Struct, gc=False):
     retentionExpirationTime: str = ""
 
 
+class _SoftDeletePolicy(msgspec.Struct):
+    retentionDurationSeconds: str = "0"
+
+
+class _BucketInfo(msgspec.Struct):
+    softDeletePolicy: _SoftDeletePolicy = msgspec.field(default_factory=_SoftDeletePolicy)
+
+
 class _Page(msgspec.Struct):
     items: list[_Item] = []
     prefixes: list[str] = []
@@ -107,6 +162,9 @@ class _FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
 
     server_time_ahead: float | None = None
     """What to add to this machine's clock to get the server's, by the last answer (to a second)."""
+    batches_are_safe: bool | None = None
+    """Whether the server knows batches and honours the condition of each part; None until it was tried."""
+    delete_slots: asyncio.Semaphore | None = None
 
     @property
     def requests_timeout(self) -> aiohttp.ClientTimeout:
@@ -120,13 +178,15 @@ class _FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
     async def _request(self, *args: Any, **kwargs: Any) -> Any:
         once = gcsfs.core.GCSFileSystem._request.__wrapped__
         _IS_UPLOAD.set(kwargs.get("data") is not None)
+        patience = UPLOAD_SECONDS if len(kwargs.get("data") or ()) > MULTIPART_BYTES else RETRY_SECONDS
         started = time.monotonic()
         for attempt in range(1, MAX_ATTEMPTS + 1):
+            _FAILED_TRIES.set(attempt - 1)
             try:
                 answer = await once(self, *args, **kwargs)
             except Exception as error:
                 pause = min(2.0 ** (attempt - 2), 4.0) * (1 + random.random() / 4)
-                too_late = time.monotonic() - started + pause > RETRY_SECONDS
+                too_late = time.monotonic() - started + pause > patience
                 if attempt == MAX_ATTEMPTS or too_late or not _is_worth_a_retry(error):
                     raise
                 await asyncio.sleep(pause)
@@ -136,12 +196,17 @@ class _FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
         raise AssertionError("unreachable")
 
     def _learn_time(self, headers: Mapping[str, str]) -> None:
-        date = headers.get("Date")
-        if date:
-            try:
-                self.server_time_ahead = email.utils.parsedate_to_datetime(date).timestamp() - time.time()
-            except ValueError:
-                return
+        told = _date(headers)
+        if told is not None:
+            self.server_time_ahead = told - time.time()
+
+
+def _date(headers: Mapping[str, str]) -> float | None:
+    """The server's time when it answered, to the second below."""
+    try:
+        return email.utils.parsedate_to_datetime(headers["Date"]).timestamp()
+    except (KeyError, ValueError):
+        return None
 
 
 def _is_worth_a_retry(error: Exception) -> bool:
@@ -152,36 +217,58 @@ def _is_worth_a_retry(error: Exception) -> bool:
     )
 
 
+class _Pieces:
+    """A large body, sent a piece at a time and never copied as a whole; each attempt to send it begins anew."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    async def __aiter__(self) -> AsyncIterator[memoryview]:
+        for start in range(0, len(self._data), UPLOAD_PIECE_BYTES):
+            yield self._data[start : start + UPLOAD_PIECE_BYTES]
+
+
 def open_file_system(options: Mapping[str, Any]) -> _FileSystem:
     """A gcsfs instance of our own: no shared one, no listings cache, bounded times.
 
     Raises:
         CredentialsError: the credentials named are a missing file, or unusable. Nothing has been sent.
     """
-    for name in ("gcsfs", "google.auth", "google.auth._default", "google.auth.compute_engine._metadata"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # tracebacks on stderr even for errors that are caught
-    os.environ.setdefault("GCE_METADATA_DETECT_RETRIES", "1")
-    os.environ.setdefault("NO_GCE_CHECK", "true")  # google.auth's default has looked for a metadata server already
+    check_options(options)
     chosen = dict(options)
     if "token" not in chosen:
         chosen["token"] = fsspec_conf.get("gs", {}).get("token", fsspec_conf.get("gcs", {}).get("token"))
-    endpoint = str(chosen.get("endpoint_url") or os.environ.get("STORAGE_EMULATOR_HOST") or "")
-    if chosen["token"] is None and endpoint:
+    if chosen["token"] is None and _is_emulator(chosen.get("endpoint_url")):
         chosen["token"] = "anon"  # an emulator knows no accounts; asking for some takes many seconds
     chosen["token"] = _checked_token(chosen["token"])
     chosen.update(use_listings_cache=False, skip_instance_cache=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _patient_only_for_a_moment():
         try:
             return _FileSystem(**chosen)
-        except (StorageError, TypeError):
+        except StorageError:
             raise
+        except (TypeError, AttributeError) as error:
+            reason = hide_values(_one_line(error), options)
+            raise InvalidOptionError(f"gs://: the storage options cannot be used: {reason}") from error
         except Exception as error:  # google.auth, json, ValueError: whatever a bad credential sets off
             raise CredentialsError(
-                f"gs://: the credentials cannot be used: {_one_line(error)}",
+                f"gs://: the credentials cannot be used: {hide_values(_one_line(error), options)}",
                 url="gs://",
                 hint="gcloud auth application-default login, or --storage-option token=FILE.json",
             ) from error
+
+
+def _is_emulator(endpoint_url: object) -> bool:
+    """Whether requests go to a server that is not Google's and asks nobody who they are: plain HTTP, no credentials
+    named. A private endpoint is https, and wants them."""
+    endpoint = endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST") or ""
+    if not isinstance(endpoint, str):
+        raise InvalidOptionError("gs://: the storage option endpoint_url takes a URL")
+    is_plain = bool(endpoint) and not endpoint.startswith("https://")
+    return is_plain and not os.environ.get("GOOGLE_APPLICATION_CREDENTIALS")
 
 
 def _checked_token(token: Any) -> Any:
@@ -206,17 +293,20 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:200]}" if text else type(error).__name__
 
 
-def translate_gcs_error(error: BaseException, url: str, *, bucket: str, listing: bool = False) -> StorageError:
+def translate_gcs_error(
+    error: BaseException, url: str, *, bucket: str, listing: bool = False, pays: bool = False
+) -> StorageError:
     """Any error of gcsfs or of what lies under it as one of ours.
 
     Args:
         listing: a 404 for a listing means that the bucket is not there.
+        pays: a project that pays was named: then the server's own words tell what is wrong with it.
     """
     if isinstance(error, StorageError):
         return error
     text = _one_line(error)
     code = getattr(error, "code", None) or getattr(error, "status", None)
-    if "requester pays" in text.lower() or "user project" in text.lower():
+    if "requester pays" in text.lower() and not pays:
         return CredentialsError(
             f"{url}: the bucket wants a project that pays for the request",
             url=url,
@@ -238,7 +328,7 @@ def translate_gcs_error(error: BaseException, url: str, *, bucket: str, listing:
             url=url,
             hint="gcloud auth application-default login, or --storage-option token=FILE.json",
         )
-    if isinstance(error, TimeoutError | asyncio.TimeoutError):
+    if isinstance(error, TimeoutError | asyncio.TimeoutError | concurrent.futures.TimeoutError):
         return UnavailableError(f"{url}: no answer in time", url=url)
     if isinstance(error, ValueError) and not isinstance(error, aiohttp.ClientError):
         return StorageError(f"{url}: the answer is not what GCS would say: {text}", url=url)
@@ -292,16 +382,20 @@ class GcsStorage(Storage):
         """Runs a coroutine on gcsfs's loop; an interrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._fs.loop)
         try:
-            return future.result()
-        except (KeyboardInterrupt, SystemExit, GeneratorExit):
-            future.cancel()
-            raise
+            return future.result(seconds_left())
         except concurrent.futures.CancelledError as error:
             raise UnavailableError(f"{self.url_of(path)}: cancelled", url=self.url_of(path)) from error
         except Exception as error:
             if isinstance(error, InvalidPathError):
                 raise
-            raise translate_gcs_error(error, self.url_of(path), bucket=self._bucket, listing=listing) from error
+            future.cancel()  # time was up; anything else is over already
+            pays = bool(self._fs.requester_pays)
+            raise translate_gcs_error(
+                error, self.url_of(path), bucket=self._bucket, listing=listing, pays=pays
+            ) from error
+        except BaseException:  # an interrupt, whatever its type
+            future.cancel()
+            raise
 
     async def _call(self, method: str, template: str, *args: str, **kwargs: Any) -> tuple[Mapping[str, str], bytes]:
         headers, contents = await self._fs._call(method, template, *args, **kwargs)
@@ -356,35 +450,38 @@ class GcsStorage(Storage):
 
         return self._run(work(), path, listing=True)
 
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         base = self._prefix + (check_relative_path(path) + "/" if path else "")
 
+        async def part(start: str, end: str) -> list[FileInfo]:
+            pages = self._pages(base, startOffset=start or None, endOffset=end or None)
+            return [self._info(item, self._prefix) async for page in pages for item in page.items]
+
         async def work() -> list[FileInfo]:
-            first = await self._page(base, delimiter="/")
-            if not first.prefixes and not first.nextPageToken:  # no directories: that was all
-                return sorted((self._info(item, self._prefix) for item in first.items), key=lambda file: file.path)
-            cuts = self._cut_points(base, first)
+            marks = [base + name for name in join_parts(cuts, LIST_JOBS)]
             found: list[FileInfo] = []
-
-            async def part(start: str, end: str) -> list[FileInfo]:
-                pages = self._pages(base, startOffset=start or None, endOffset=end or None)
-                return [self._info(item, self._prefix) async for page in pages for item in page.items]
-
-            for infos in await asyncio.gather(*(part(*cut) for cut in cuts)):
+            start = ""
+            if not marks:
+                first = await self._page(base)
+                found = [self._info(item, self._prefix) for item in first.items]
+                if not first.nextPageToken:
+                    return sorted(found, key=lambda file: file.path)
+                start = first.items[-1].name + "\0" if first.items else ""
+                marks = [mark for mark in await self._cut_points(base) if mark > start]
+            for infos in await asyncio.gather(*(part(*cut) for cut in zip([start, *marks], [*marks, ""], strict=True))):
                 found += infos
             return sorted(found, key=lambda file: file.path)
 
         return self._run(work(), path, listing=True)
 
-    def _cut_points(self, base: str, first: _Page) -> list[tuple[str, str]]:
-        """Ranges of object names that can be listed at the same time: cut at the sub-directories, if there are
-        enough, and otherwise inside the largest name space, the hexadecimal one of ``batched/``."""
+    async def _cut_points(self, base: str) -> list[str]:
+        """Where a listing can be cut so that its parts can be had at the same time: at the sub-directories, if there
+        are enough, and otherwise inside the largest name space, the hexadecimal one of ``batched/``."""
+        first = await self._page(base, delimiter="/")
         if first.nextPageToken or len(first.prefixes) < 2:
-            marks = [base + "batched/" + digit for digit in "02468ace"] + [base + "c"]
-        else:
-            marks = sorted({*first.prefixes, *(base + "batched/" + digit for digit in "48c")})
-            marks = marks[:: -(-len(marks) // LIST_JOBS)]
-        return list(zip(["", *marks], [*marks, ""], strict=True))
+            return [base + "batched/" + digit for digit in "02468ace"] + [base + "c"]
+        marks = sorted({*first.prefixes, *(base + "batched/" + digit for digit in "48c")})
+        return marks[:: -(-len(marks) // LIST_JOBS)]
 
     def scan(self, names: Sequence[str], wanted: Sequence[str], *, totals: bool = False) -> Iterator[ScannedDir]:
         ordered = sorted(names, key=lambda name: name + "/")
@@ -452,19 +549,18 @@ class GcsStorage(Storage):
         return None, len(names)
 
     def find_file(self, path: str) -> FileInfo | None:
-        key = self._key(path)
+        item = self._run(self._look(self._key(path)), path)
+        return None if item is None else self._info(item, self._prefix)
 
-        async def work() -> FileInfo:
-            fields = PAGE_FIELDS.partition("items(")[2][:-1]
-            _, contents = await self._call("GET", "b/{}/o/{}", self._bucket, key, fields=fields)
-            return self._info(_decode_item(contents), self._prefix)
-
+    async def _look(self, key: str) -> _Item | None:
+        fields = PAGE_FIELDS.partition("items(")[2][:-1]
         try:
-            return self._run(work(), path)
+            _, contents = await self._call("GET", "b/{}/o/{}", self._bucket, key, fields=fields)
         except FileNotFoundError as error:
-            if isinstance(error, BucketNotFoundError):
+            if "bucket does not exist" in str(error):
                 raise
             return None
+        return _decode_item(contents)
 
     def find_files(self, paths: Sequence[str]) -> dict[str, FileInfo]:
         """In one listing for each directory that many of them share, unless it is too full of others."""
@@ -502,13 +598,37 @@ class GcsStorage(Storage):
 
         return self._run(work(), "", listing=True)
 
+    def find_each(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None]:
+        if len(names) <= MAX_SINGLE_LOOKS:
+            return super().find_each(names, path)
+        listed = self._run(self._find_by_glob(names, check_relative_path(path)), "", listing=True)
+        return super().find_each(names, path) if listed is None else listed
+
+    async def _find_by_glob(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None] | None:
+        """All of them from one listing with a glob; None if that takes so many pages that single looks are better.
+
+        A page may come with few names, or with none, and a server that knows no globs lists everything.
+        """
+        found: dict[str, FileInfo | StorageError | None] = dict.fromkeys(names)
+        glob = "**/" + "".join("?" if character in "*?[]{}\\" else character for character in path)
+        pages = 0
+        async for page in self._pages(self._prefix, matchGlob=glob):
+            for item in page.items:
+                name, _, inner = item.name[len(self._prefix) :].partition("/")
+                if inner == path and name in found:
+                    found[name] = self._info(item, f"{self._prefix}{name}/")
+            pages += 1
+            if page.nextPageToken and pages > 1 + len(names) // MAX_SINGLE_LOOKS:
+                return None
+        return found
+
     # -- reading -----------------------------------------------------------------------------------------------
 
     def _key(self, path: str) -> str:
         return self._prefix + check_relative_path(path)
 
     async def _get(self, path: str, version: str, headers: Mapping[str, str] | None = None) -> bytes:
-        _, contents = await self._call(
+        answer, contents = await self._call(
             "GET",
             f"{self._fs._location}/download/storage/v1/b/{{}}/o/{{}}",
             self._bucket,
@@ -517,6 +637,9 @@ class GcsStorage(Storage):
             generation=version or None,
             headers=headers,
         )
+        is_page = answer.get("Content-Type", "").startswith("text/html")
+        if is_page and "x-goog-generation" not in answer and "x-goog-hash" not in answer:
+            raise ValueError("a web page instead of the object")  # of a proxy that wants somebody to log in
         return contents
 
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
@@ -538,17 +661,43 @@ class GcsStorage(Storage):
 
     # -- changing ----------------------------------------------------------------------------------------------
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
+    def write(
+        self,
+        path: str,
+        data: bytes | memoryview,
+        *,
+        exclusive: bool = False,
+        version: str = "",
+        durable: bool = True,
+    ) -> FileInfo:
         key = self._key(path)
 
         async def work() -> FileInfo:
-            upload = self._upload_at_once if len(data) < UPLOAD_CHUNK_BYTES else self._upload_in_chunks
-            condition = {"ifGenerationMatch": "0"} if exclusive else {}
-            return self._info(_decode_item(await upload(key, memoryview(data).cast("B"), condition)), self._prefix)
+            generation = "0" if exclusive else version
+            condition = {"ifGenerationMatch": generation} if generation else {}
+            view = memoryview(data).cast("B")
+            if len(view) <= MULTIPART_BYTES:
+                contents = await self._upload_with_name(key, view, condition)
+            elif len(view) <= SINGLE_UPLOAD_BYTES and not condition:
+                contents = await self._upload_at_once(key, view)
+            else:
+                contents = await self._upload_in_chunks(key, view, condition)
+            return self._info(_decode_item(contents), self._prefix)
 
         return self._run(work(), path)
 
-    async def _upload_at_once(self, key: str, data: memoryview, condition: Mapping[str, str]) -> bytes:
+    async def _upload_at_once(self, key: str, data: memoryview) -> bytes:
+        _, contents = await self._call(
+            "POST",
+            f"{self._fs._location}/upload/storage/v1/b/{quote(self._bucket, safe='')}/o",
+            uploadType="media",
+            name=key,
+            headers={"Content-Type": "application/octet-stream", "Content-Length": str(len(data))},
+            data=_Pieces(data),
+        )
+        return contents
+
+    async def _upload_with_name(self, key: str, data: memoryview, condition: Mapping[str, str]) -> bytes:
         boundary = f"snapctl-{random.getrandbits(128):032x}"
         head = (
             f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n"
@@ -581,6 +730,7 @@ class GcsStorage(Storage):
         while True:
             chunk = data[done : done + UPLOAD_CHUNK_BYTES]
             content_range = f"bytes {done}-{done + len(chunk) - 1}/{len(data)}"
+            # As one buffer: the answer to all but the last is 308, for which aiohttp wants a body that it could repeat.
             headers, contents = await self._call("POST", location, headers={"Content-Range": content_range}, data=chunk)
             received = int(headers["Range"].rpartition("-")[2]) + 1 if "Range" in headers else 0
             if done + len(chunk) == len(data) and (contents or received == len(data)):
@@ -591,19 +741,194 @@ class GcsStorage(Storage):
             done = received
 
     def delete(self, path: str, *, version: str = "") -> bool:
-        work = self._call("DELETE", "b/{}/o/{}", self._bucket, self._key(path), ifGenerationMatch=version or None)
+        return self._run(self._delete_object(self._key(path), version), path)
+
+    async def _delete_object(self, key: str, version: str) -> bool:
+        """One object; False if it was gone. A deletion whose answer was lost and that finds nothing when it is tried
+        again has done its work."""
+        if version and not self._fs.on_google:  # emulators ignore the condition
+            found = await self._look(key)
+            if found is None:
+                return False
+            if found.generation != version:
+                raise FileExistsError(key)
         try:
-            self._run(work, path)
+            await self._call("DELETE", "b/{}/o/{}", self._bucket, key, ifGenerationMatch=version or None)
         except FileNotFoundError as error:
-            if isinstance(error, BucketNotFoundError):
+            if "bucket does not exist" in str(error):
                 raise
-            return False
+            return _FAILED_TRIES.get() > 0
         return True
 
-    def now(self, *, may_write: bool) -> float:
+    def delete_files(
+        self,
+        files: Sequence[FileInfo],
+        *,
+        stop: Event | None = None,
+        on_done: Callable[[int], None] | None = None,
+    ) -> DeletedFiles:
+        """As `Storage.delete_files`: batches of 100 with a condition in each part, 16 at once; an interrupt cancels
+        them. Single deletions on emulators, which know no batches."""
+        result = DeletedFiles()
+
+        async def work() -> None:
+            if self._fs.delete_slots is None:
+                self._fs.delete_slots = asyncio.Semaphore(DELETE_JOBS)
+            slots, rest = self._fs.delete_slots, await self._try_batches(files, result)
+            todo = iter([rest[start : start + BATCH_SIZE] for start in range(0, len(rest), BATCH_SIZE)])
+
+            async def delete_some() -> None:
+                for part in todo:
+                    async with slots:
+                        if result.changed or (stop is not None and stop.is_set()):
+                            result.unfinished += len(part)
+                            continue
+                        await self._delete_part(part, result)
+                    if on_done is not None:
+                        on_done(len(part))
+
+            await _run_together(delete_some, min(DELETE_JOBS, -(-len(rest) // BATCH_SIZE)))
+
+        if files:
+            self._run(work(), "")
+        return result
+
+    async def _delete_part(self, files: Sequence[FileInfo], result: DeletedFiles) -> None:
+        """One batch, and again those of its deletions that the server was too busy for."""
+        if not self._fs.batches_are_safe:
+            await self._delete_singly(files, result)
+            return
+        remaining = list(files)
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                remaining = await self._delete_batch(remaining, result, is_last=attempt == MAX_ATTEMPTS)
+            except Exception as error:
+                result.failed += [
+                    translate_gcs_error(error, self.url_of(file.path), bucket=self._bucket) for file in remaining
+                ]
+                return
+            if not remaining:
+                return
+            await asyncio.sleep(min(2.0 ** (attempt - 2), 4.0) * (1 + random.random() / 4))
+
+    async def _try_batches(self, files: Sequence[FileInfo], result: DeletedFiles) -> Sequence[FileInfo]:
+        """Finds out, once, whether an emulator can be trusted with batches: asks it to delete an object (which was
+        looked at, and is to go anyway) under a condition that does not hold. Returns the files that are still to do."""
+        if self._fs.on_google:
+            self._fs.batches_are_safe = True
+        for number, file in enumerate(files):
+            if self._fs.batches_are_safe is not None:
+                break
+            key = self._prefix + file.path
+            try:
+                found = await self._look(key)
+                if found is None or found.generation != file.version:
+                    continue
+                headers, contents = await self._send_batch([(key, "1")])
+                (answer,) = parse_answers(headers["Content-Type"], contents, 1)
+            except Exception as error:
+                if not _means_no_batches(error):
+                    break  # busy, or no permission: the deletions themselves will tell
+                self._fs.batches_are_safe = False
+                break
+            if answer.status == 412:
+                self._fs.batches_are_safe = True
+            elif answer.status in (200, 204):
+                self._fs.batches_are_safe = False
+                result.count(file.size_bytes, True)
+                return [*files[:number], *files[number + 1 :]]
+        return files
+
+    async def _delete_batch(self, files: Sequence[FileInfo], result: DeletedFiles, *, is_last: bool) -> list[FileInfo]:
+        """Sends one batch, counts what became of it; returns what is worth another try."""
+        headers, contents = await self._send_batch([(self._prefix + file.path, file.version) for file in files])
+        was_repeated = _FAILED_TRIES.get() > 0
+        again: list[FileInfo] = []
+        for file, answer in zip(files, parse_answers(headers["Content-Type"], contents, len(files)), strict=True):
+            match answer.status:
+                case 200 | 204:
+                    result.count(file.size_bytes, True)
+                case 404:
+                    result.count(file.size_bytes, was_repeated)
+                case 412:
+                    result.changed.append(file.path)
+                case 0 | 408 | 429 | 500 | 502 | 503 | 504 if not is_last:
+                    again.append(file)
+                case status:
+                    result.failed.append(_part_error(status, answer.message, self.url_of(file.path)))
+        return again
+
+    async def _send_batch(self, keys: Sequence[tuple[str, str]]) -> tuple[Mapping[str, str], bytes]:
+        boundary = f"snapctl-{random.getrandbits(128):032x}"
+        return await self._call(
+            "POST",
+            self._fs.batch_url_base,
+            headers={"Content-Type": f'multipart/mixed; boundary="{boundary}"'},
+            data=format_deletions(self._bucket, keys, parameters=self._fs._get_params({}), boundary=boundary),
+        )
+
+    async def _delete_singly(self, files: Sequence[FileInfo], result: DeletedFiles) -> None:
+        todo = iter(files)
+
+        async def delete_some() -> None:
+            for file in todo:
+                try:
+                    result.count(file.size_bytes, await self._delete_object(self._prefix + file.path, file.version))
+                except FileExistsError:
+                    result.changed.append(file.path)
+                except Exception as error:
+                    result.failed.append(translate_gcs_error(error, self.url_of(file.path), bucket=self._bucket))
+
+        await _run_together(delete_some, SINGLE_JOBS)
+
+    def read_clock(self, *, may_write: bool) -> StorageTime:
         if self._fs.server_time_ahead is None:
             self._run(self._page(self._prefix, maxResults=1), "", listing=True)
-        return time.time() + (self._fs.server_time_ahead or 0.0)
+        ahead = self._fs.server_time_ahead
+        return StorageTime(time.time() + (ahead or 0.0), ahead is not None)
+
+    def server_now(self) -> float:
+        request = self._call("GET", "b/{}/o", self._bucket, prefix=self._prefix, maxResults=1, fields="nextPageToken")
+        headers, _ = self._run(request, "", listing=True)
+        told = _date(headers)
+        if told is None:
+            raise StorageError(f"{self.url}: the answer tells no time", url=self.url)
+        return told
+
+    def soft_delete_seconds(self) -> float | None:
+        async def work() -> float:
+            _, contents = await self._call(
+                "GET", "b/{}", self._bucket, fields="softDeletePolicy(retentionDurationSeconds)"
+            )
+            return float(msgspec.json.decode(contents, type=_BucketInfo).softDeletePolicy.retentionDurationSeconds)
+
+        try:
+            return self._run(work(), "") or None
+        except StorageError:  # who may delete objects need not be allowed to look at the bucket
+            return None
+
+
+async def _run_together(work: Callable[[], Coroutine[Any, Any, None]], jobs: int) -> None:
+    """Runs the same work several times at once; if one fails or all are cancelled, none is left running."""
+    tasks = [asyncio.ensure_future(work()) for _ in range(jobs)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _means_no_batches(error: Exception) -> bool:
+    """Whether an emulator's error says that it does not know batches, and not that it is busy or says no."""
+    return isinstance(error, ValueError | FileNotFoundError) or getattr(error, "code", None) in (400, 405, 501)
+
+
+def _part_error(status: int, message: str, url: str) -> StorageError:
+    if status == 403:
+        return PermissionDeniedError(f"{url}: permission denied: {message or 'the storage says no'}", url=url)
+    if status == 401:
+        return CredentialsError(f"{url}: the credentials were refused: {message}", url=url)
+    return UnavailableError(f"{url}: HTTP {status}: {message}" if status else f"{url}: {message}", url=url)
 
 
 def _decode_item(contents: bytes) -> _Item:
@@ -624,6 +949,6 @@ def _seconds(text: str) -> float:
 def open_gcs(rest: str, options: Mapping[str, Any]) -> GcsStorage:
     """A `GcsStorage` for what follows ``gs://``."""
     bucket, _, prefix = rest.partition("/")
-    if not bucket:
+    if not bucket or rest.startswith("/"):
         raise InvalidPathError("gs://: names no bucket")
     return GcsStorage(bucket, prefix, open_file_system(options))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
-import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,12 +16,25 @@ from snapctl.errors import (
     MissingExtraError,
     PermissionDeniedError,
     PreconditionError,
+    RefusedError,
     StorageError,
+    StorageNotFoundError,
     UnavailableError,
 )
-from snapctl.storage.base import FileInfo, Listing, ScannedDir, Storage, check_length, check_relative_path, not_found
+from snapctl.storage.base import (
+    FileInfo,
+    Listing,
+    ScannedDir,
+    Storage,
+    check_length,
+    check_options,
+    check_relative_path,
+    hide_values,
+    not_found,
+)
 
 _EXTRAS = {"s3": "s3", "s3a": "s3"}
+_EXCLUSIVE_SCHEMES = {"memory", "s3", "s3a"}
 _TIME_KEYS = ("created", "LastModified", "last_modified", "mtime", "timeCreated")
 _VERSION_KEYS = ("VersionId", "ETag", "etag", "generation", "ino")
 
@@ -36,16 +50,23 @@ def open_generic(scheme: str, rest: str, options: Mapping[str, Any]) -> GenericS
     try:
         kind = fsspec.get_filesystem_class(scheme)
     except ImportError as error:
-        raise MissingExtraError(f"support for {scheme}:// ({error})", extra=_EXTRAS.get(scheme, scheme)) from error
-    except ValueError as error:
+        if scheme in _EXTRAS:
+            raise MissingExtraError(f"support for {scheme}://", extra=_EXTRAS[scheme]) from error
+        raise RefusedError(f"support for {scheme}:// is not installed", hint=str(error)) from error
+    except (ValueError, RecursionError) as error:
         raise InvalidPathError(f"{scheme}://{rest}: unknown scheme {scheme!r}") from error
     url = f"{scheme}://{rest}"
+    check_options(options)
     try:
         inferred = kind._get_kwargs_from_urls(url)
         file_system = kind(**{**inferred, **options, "skip_instance_cache": True, "use_listings_cache": False})
+        return GenericStorage(scheme, rest, file_system)
+    except (TypeError, AttributeError, ValueError, RecursionError) as error:
+        reason = hide_values(f"{type(error).__name__}: {error}", options)
+        raise InvalidPathError(f"{url}: cannot be opened so: {reason}") from error
     except Exception as error:
-        raise StorageError(f"{url}: cannot be opened: {type(error).__name__}: {error}", url=url) from error
-    return GenericStorage(scheme, rest, file_system)
+        reason = hide_values(f"{type(error).__name__}: {error}", options)
+        raise StorageError(f"{url}: cannot be opened: {reason}", url=url) from error
 
 
 class GenericStorage(Storage):
@@ -61,6 +82,7 @@ class GenericStorage(Storage):
         self._rest = rest.rstrip("/")
         self.url = f"{scheme}://{self._rest}"
         self._root = str(file_system._strip_protocol(self.url))
+        self._creates_exclusively: bool | None = None
 
     def child(self, name: str) -> GenericStorage:
         check_relative_path(name)
@@ -129,10 +151,12 @@ class GenericStorage(Storage):
             if found.get("type") == "directory":
                 dirs.add(base)
             else:
-                files.append(self._info(found, f"{path}/{base}" if path else base))
+                inner = f"{path}/{base}" if path else base
+                info = self._info(found, inner) if found.get("size") is not None else self.find_file(inner)
+                files += [info] if info is not None else []
         return Listing(tuple(sorted(files, key=lambda file: file.path)), tuple(sorted(dirs)))
 
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         found: list[FileInfo] = []
         todo = [path]
         while todo:
@@ -157,7 +181,8 @@ class GenericStorage(Storage):
             found.files = [file for file in listing.files if file.path in wanted]
             for inner in listing.dirs:
                 if f"{inner}/" in wanted:
-                    found.files += child.list_dir(inner).files
+                    with contextlib.suppress(StorageNotFoundError):  # it has vanished since it was listed
+                        found.files += child.list_dir(inner).files
             if totals:
                 files = child.list_tree()
                 found.file_count, found.size_bytes = len(files), sum(file.size_bytes for file in files)
@@ -200,21 +225,57 @@ class GenericStorage(Storage):
         except Exception as error:
             raise self._translated(error, path) from error
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
+    def write(
+        self,
+        path: str,
+        data: bytes | memoryview,
+        *,
+        exclusive: bool = False,
+        version: str = "",
+        durable: bool = True,
+    ) -> FileInfo:
         full = self._file(path)
+        if exclusive:
+            self._require_exclusive_create()
+        elif version and self._check_version(path, version) is None:
+            raise PreconditionError(f"{self.url_of(path)}: is no longer there", url=self.url_of(path))
         try:
             if exclusive:
                 self._fs.pipe_file(full, bytes(data), mode="create")
             else:
                 self._fs.pipe_file(full, bytes(data))
-        except (NotImplementedError, TypeError) as error:
-            raise StorageError(f"{self.url_of(path)}: {self.scheme}:// cannot create a file exclusively") from error
         except Exception as error:
             raise self._translated(error, path) from error
         found = self.find_file(path)
         if found is None:
             raise StorageError(f"{self.url_of(path)}: was written and is not there", url=self.url_of(path))
         return found
+
+    def _require_exclusive_create(self) -> None:
+        """Refuses a file system that would check, and then write: tried once, since many take the word and ignore it.
+
+        The names of the schemes that do it in one act are known; a server behind them may still not.
+        """
+        if self._creates_exclusively is None:
+            self._creates_exclusively = self.scheme in _EXCLUSIVE_SCHEMES and self._tries_exclusive_create()
+        if not self._creates_exclusively:
+            raise RefusedError(f"{self.url}: {self.scheme}:// cannot create a file exclusively")
+
+    def _tries_exclusive_create(self) -> bool:
+        full = self._full(f"exclusive.snapctl-tmp-{uuid.uuid4().hex[:12]}")
+        try:
+            self._fs.pipe_file(full, b"", mode="create")
+            try:
+                self._fs.pipe_file(full, b"", mode="create")
+            except FileExistsError:
+                return True
+            finally:
+                self._fs.rm_file(full)
+        except (NotImplementedError, TypeError):
+            return False
+        except Exception as error:
+            raise self._translated(error, "") from error
+        return False
 
     def delete(self, path: str, *, version: str = "") -> bool:
         if self._check_version(path, version) is None:
@@ -240,14 +301,10 @@ class GenericStorage(Storage):
         except (StorageError, OSError, NotImplementedError):
             return
 
-    def now(self, *, may_write: bool) -> float:
-        if may_write:
-            name = f"clock.snapctl-tmp-{time.time_ns():x}"
-            try:
-                found = self.write(name, b"")
-                self.delete(name)
-            except StorageError:
-                return time.time()
-            if found.modified_at:
-                return found.modified_at
-        return time.time()
+    def server_now(self) -> float:
+        name = f"clock.snapctl-tmp-{uuid.uuid4().hex[:12]}"
+        found = self.write(name, b"")
+        self.delete(name)
+        if not found.modified_at:
+            raise StorageError(f"{self.url}: {self.scheme}:// tells no times", url=self.url)
+        return found.modified_at

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import stat
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event
 
 from snapctl.errors import (
     InvalidPathError,
@@ -16,13 +18,26 @@ from snapctl.errors import (
     PermissionDeniedError,
     PreconditionError,
     StorageError,
+    UnavailableError,
 )
-from snapctl.storage.base import FileInfo, Listing, ScannedDir, Storage, check_length, check_relative_path, not_found
+from snapctl.storage.base import (
+    DeletedFiles,
+    FileIdentity,
+    FileInfo,
+    Listing,
+    ScannedDir,
+    Storage,
+    check_length,
+    check_relative_path,
+    not_found,
+)
 
 TEMPORARY_MARK = ".snapctl-tmp-"
 """Between the name of a file that is being written and a random id."""
 
 _BLOB_ATTEMPTS = 20
+LOCK_SECONDS = 10.0
+"""Whoever holds the lock of a directory for longer (for two system calls) has been stopped."""
 
 _NOT_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG}
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -60,12 +75,21 @@ def absolute_path(path: str) -> str:
     if path == "~" or path.startswith("~/"):
         path = os.path.expanduser(path)
     result = "/"
-    for part in os.path.join(os.getcwd(), path).split("/"):
+    if not path.startswith("/"):
+        path = os.path.join(_current_directory(), path)
+    for part in path.split("/"):
         if part == "..":
             result = os.path.dirname(os.path.realpath(result) if os.path.islink(result) else result)
         elif part not in ("", "."):
             result = os.path.join(result, part)
     return result
+
+
+def _current_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise InvalidPathError("the current directory is gone: a relative path leads nowhere") from error
 
 
 class LocalStorage(Storage):
@@ -112,7 +136,7 @@ class LocalStorage(Storage):
         files.sort(key=lambda file: file.path)
         return Listing(tuple(files), tuple(sorted(dirs)), frozenset(linked))
 
-    def list_tree(self, path: str = "") -> list[FileInfo]:
+    def list_tree(self, path: str = "", *, cuts: Sequence[str] = ()) -> list[FileInfo]:
         found: list[FileInfo] = []
         todo = [path]
         while todo:
@@ -149,30 +173,26 @@ class LocalStorage(Storage):
                         if not _is_dir(entry) and (info := _entry_info(entry, entry_name)) is not None:
                             found.files.append(info)
                     elif entry_name in wanted_dirs and _is_dir(entry):
-                        with os.scandir(entry.path) as inside:
-                            for item in inside:
-                                path = f"{entry_name}/{item.name}"
-                                if not _is_dir(item) and (info := _entry_info(item, path)) is not None:
-                                    found.files.append(info)
+                        found.files += _files_inside(entry)
             if totals:
-                found.file_count, found.size_bytes = _count(base)
+                try:
+                    found.file_count, found.size_bytes = _count(base)
+                except OSError as error:
+                    found.totals_error = translate_os_error(error, error.filename or base)
         except OSError as error:
             found.error = translate_os_error(error, error.filename or base)
         return found
 
     def find_file(self, path: str) -> FileInfo | None:
-        full = self._file(path)
-        try:
-            found = os.lstat(full)
-            linked = stat.S_ISLNK(found.st_mode)
-            target = os.stat(full) if linked else found
-        except OSError as error:
-            if error.errno in _NOT_THERE:
-                return None
-            raise translate_os_error(error, full) from error
-        if stat.S_ISDIR(target.st_mode):
-            return None
-        return _info(path, found, target)
+        found = _find_quietly(self._file(path), path)
+        if isinstance(found, StorageError):
+            raise found
+        return found
+
+    def find_each(self, names: Sequence[str], path: str) -> dict[str, FileInfo | StorageError | None]:
+        check_relative_path(path)
+        base = self.url if self.url.endswith("/") else self.url + "/"
+        return {name: _find_quietly(f"{base}{check_relative_path(name)}/{path}", path) for name in names}
 
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
         with self._open_blob(path, start, end, version) as descriptor:
@@ -218,8 +238,18 @@ class LocalStorage(Storage):
                     raise InvalidPathError(f"{self._file(path)}: leads out of {self.url} through a symbolic link")
                 return
 
-    def write(self, path: str, data: bytes | memoryview, *, exclusive: bool = False, durable: bool = True) -> FileInfo:
+    def write(
+        self,
+        path: str,
+        data: bytes | memoryview,
+        *,
+        exclusive: bool = False,
+        version: str = "",
+        durable: bool = True,
+    ) -> FileInfo:
         full = self._file(path)
+        if exclusive and not durable:
+            return self._create(path, data)
         temporary = temporary_name(full)
         try:
             self._make_parents(path, durable=durable)
@@ -227,6 +257,8 @@ class LocalStorage(Storage):
             try:
                 if exclusive:
                     found = self._link_exclusively(temporary, full, data, found)
+                elif version:
+                    _replace_version(temporary, full, version)
                 else:
                     os.replace(temporary, full)
             finally:
@@ -252,11 +284,25 @@ class LocalStorage(Storage):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(full)  # never written into: it may be linked elsewhere, or be open in a reader
                 try:
-                    found = write_new_file(full, data, durable=durable)
+                    write_new_file(full, data, durable=durable)
                     break
                 except FileExistsError:  # another rank holds the same shard, and writes it, too
                     if attempt == _BLOB_ATTEMPTS - 1:
                         raise
+            found = os.lstat(full)  # over NFS the times are settled only when it is closed
+        except OSError as error:
+            raise translate_os_error(error, full) from error
+        return _info(path, found, found)
+
+    def _create(self, path: str, data: bytes | memoryview) -> FileInfo:
+        """Creates a file in one step, without waiting for the disk."""
+        full = self._file(path)
+        try:
+            self._make_parents(path)
+            write_new_file(full, data, durable=False)
+            found = os.lstat(full)  # over NFS the times are settled only when it is closed
+        except FileExistsError as error:
+            raise PreconditionError(f"{full}: exists already", url=full) from error
         except OSError as error:
             raise translate_os_error(error, full) from error
         return _info(path, found, found)
@@ -304,15 +350,54 @@ class LocalStorage(Storage):
         full = self._file(path)
         try:
             if version:
-                now = os.lstat(full)
-                if _version(now) != version:
-                    raise PreconditionError(f"{full}: is no longer the file that was listed", url=full)
+                _check_version(full, version)
             os.unlink(full)
         except OSError as error:
             if error.errno in _NOT_THERE:
                 return False
             raise translate_os_error(error, full) from error
         return True
+
+    def delete_files(
+        self,
+        files: Sequence[FileInfo],
+        *,
+        stop: Event | None = None,
+        on_done: Callable[[int], None] | None = None,
+    ) -> DeletedFiles:
+        """As `Storage.delete_files`; symbolic links on the way to a file are not followed."""
+        result = DeletedFiles()
+        done = 0
+        with _OpenDirs(self.url) as open_dirs:
+            for number, file in enumerate(files):
+                if result.changed or (stop is not None and stop.is_set()):
+                    result.unfinished = len(files) - number
+                    break
+                self._delete_listed(file, open_dirs, result)
+                if on_done is not None and number % 64 == 63:
+                    on_done(number + 1 - done)
+                    done = number + 1
+        if on_done is not None and len(files) - result.unfinished > done:
+            on_done(len(files) - result.unfinished - done)
+        return result
+
+    def _delete_listed(self, file: FileInfo, open_dirs: _OpenDirs, result: DeletedFiles) -> None:
+        directory, _, name = file.path.rpartition("/")
+        try:
+            descriptor = open_dirs.descriptor(directory)
+            if _version(os.stat(name, dir_fd=descriptor, follow_symlinks=False)) != file.version:
+                result.changed.append(file.path)
+                return
+            os.unlink(name, dir_fd=descriptor)
+            result.deleted += 1
+            result.deleted_bytes += 0 if file.is_link else file.size_bytes
+        except FileNotFoundError:
+            result.gone += 1
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP, errno.EISDIR):  # no longer the directory that was listed
+                result.changed.append(file.path)
+            else:
+                result.failed.append(translate_os_error(error, f"{self.url}/{file.path}"))
 
     def delete_empty_dirs(self, path: str = "") -> None:
         full = self._full(path)
@@ -329,16 +414,101 @@ class LocalStorage(Storage):
             finally:
                 os.close(descriptor)
 
-    def now(self, *, may_write: bool) -> float:
-        if may_write:
-            temporary = temporary_name(os.path.join(self.url, "clock"))
-            with contextlib.suppress(OSError):
-                os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-                try:
-                    return os.stat(temporary).st_mtime
-                finally:
-                    os.unlink(temporary)
-        return time.time()
+    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
+        links: list[str] = []
+        todo = [path]
+        while todo:
+            directory = todo.pop()
+            with contextlib.suppress(OSError), os.scandir(self._full(directory)) as entries:
+                for entry in entries:
+                    name = f"{directory}/{entry.name}" if directory else entry.name
+                    if entry.is_symlink():
+                        links.append(name)
+                    elif deep and entry.is_dir(follow_symlinks=False):
+                        todo.append(name)
+        return sorted(links)
+
+    def identify(self, path: str = "") -> FileIdentity | None:
+        full = self._full(path)
+        try:
+            found = os.stat(full)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return None
+            raise translate_os_error(error, full) from error
+        return found.st_dev, found.st_ino
+
+    def identify_ancestors(self, path: str) -> list[FileIdentity]:
+        full = self._full(path)
+        found: list[FileIdentity] = []
+        try:
+            os.stat(full)
+            place = os.path.realpath(full)
+            while True:
+                seen = os.stat(place)
+                found.append((seen.st_dev, seen.st_ino))
+                if place == "/":
+                    return found
+                place = os.path.dirname(place)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return found
+            raise translate_os_error(error, full) from error
+
+    def delete_link(self, name: str) -> bool:
+        full = self._file(name)
+        try:
+            if not stat.S_ISLNK(os.lstat(full).st_mode):
+                raise PreconditionError(f"{full}: is no symbolic link", url=full)
+            os.unlink(full)
+        except OSError as error:
+            if error.errno in _NOT_THERE:
+                return False
+            raise translate_os_error(error, full) from error
+        return True
+
+    def server_now(self) -> float:
+        temporary = temporary_name(os.path.join(self.url, "clock"))
+        try:
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+            try:
+                return os.stat(temporary).st_mtime
+            finally:
+                os.unlink(temporary)
+        except OSError as error:
+            raise translate_os_error(error, self.url) from error
+
+
+class _OpenDirs:
+    """Descriptors of the directories below one, opened without following links, as few as will do at a time."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._open: list[tuple[str, int]] = []
+
+    def __enter__(self) -> _OpenDirs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            os.close(self._open.pop()[1])
+
+    def descriptor(self, directory: str) -> int:
+        """Of a directory by its path; good until the next call."""
+        if self._open and self._open[-1][0] == directory:
+            return self._open[-1][1]
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        if not self._open:
+            self._open.append(("", os.open(self._root, flags)))
+        while (top := self._open[-1][0]) and top != directory and not directory.startswith(top + "/"):
+            os.close(self._open.pop()[1])
+        top, descriptor = self._open[-1]
+        rest = directory[len(top) :].strip("/")
+        for part in rest.split("/") if rest else ():
+            descriptor = os.open(part, flags | os.O_NOFOLLOW, dir_fd=descriptor)
+            top = f"{top}/{part}" if top else part
+            self._open.append((top, descriptor))
+        return descriptor
 
 
 def write_new_file(full: str, data: bytes | memoryview, *, durable: bool = True) -> os.stat_result:
@@ -356,6 +526,43 @@ def write_new_file(full: str, data: bytes | memoryview, *, durable: bool = True)
         raise
     finally:
         os.close(descriptor)
+
+
+def _check_version(full: str, version: str) -> None:
+    if _version(os.lstat(full)) != version:
+        raise PreconditionError(f"{full}: is no longer the file that was listed", url=full)
+
+
+def _replace_version(temporary: str, full: str, version: str) -> None:
+    """Renames a file over the one that has this version; the directory is locked between the look and the act."""
+    with _locked(os.path.dirname(full)):
+        try:
+            _check_version(full, version)
+        except FileNotFoundError as error:
+            raise PreconditionError(f"{full}: is no longer there", url=full) from error
+        os.replace(temporary, full)
+
+
+@contextlib.contextmanager
+def _locked(directory: str) -> Iterator[None]:
+    """An advisory lock on a directory, where the file system has such locks (NFS does not lend them to readers)."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        give_up_at = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                if time.monotonic() > give_up_at:
+                    raise UnavailableError(f"{directory}: somebody holds its lock", url=directory) from error
+                time.sleep(0.005)
+                continue
+            except OSError:
+                pass
+            break
+        yield
+    finally:
+        os.close(descriptor)  # which frees the lock
 
 
 @contextlib.contextmanager
@@ -379,11 +586,36 @@ def _fill(descriptor: int, start: int, buffer: memoryview, full: str) -> None:
         done += got
 
 
+def _find_quietly(full: str, path: str) -> FileInfo | StorageError | None:
+    try:
+        found = os.lstat(full)
+        target = os.stat(full) if stat.S_ISLNK(found.st_mode) else found
+    except OSError as error:
+        if error.errno in _NOT_THERE:
+            return None
+        return translate_os_error(error, full)
+    return None if stat.S_ISDIR(target.st_mode) else _info(path, found, target)
+
+
 def _is_dir(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a loop of links, or a target that may not be looked at
-        return False
+    except OSError as error:  # a loop of links leads nowhere; a target that may not be looked at can be one
+        return error.errno not in _NOT_THERE
+
+
+def _files_inside(directory: os.DirEntry[str]) -> list[FileInfo]:
+    """The files of a directory; none if it has vanished since it was listed."""
+    found = []
+    try:
+        with os.scandir(directory.path) as entries:
+            for entry in entries:
+                path = f"{directory.name}/{entry.name}"
+                if not _is_dir(entry) and (info := _entry_info(entry, path)) is not None:
+                    found.append(info)
+    except FileNotFoundError:
+        return []
+    return found
 
 
 def _entry_info(entry: os.DirEntry[str], path: str) -> FileInfo | None:
@@ -402,9 +634,10 @@ def _entry_info(entry: os.DirEntry[str], path: str) -> FileInfo | None:
 
 
 def _info(path: str, found: os.stat_result, target: os.stat_result) -> FileInfo:
-    size = target.st_size if stat.S_ISREG(target.st_mode) else 0
+    regular = stat.S_ISREG(target.st_mode)
     linked = found is not target or stat.S_ISLNK(found.st_mode)
-    return FileInfo(path, size, target.st_mtime, _version(found), None, linked)
+    size = target.st_size if regular else 0
+    return FileInfo(path, size, target.st_mtime, _version(found), None, linked, regular)
 
 
 def _version(found: os.stat_result) -> str:
@@ -416,7 +649,7 @@ def _count(base: str) -> tuple[int, int]:
     files = size_bytes = 0
     todo = [base]
     while todo:
-        with os.scandir(todo.pop()) as entries:
+        with contextlib.suppress(FileNotFoundError), os.scandir(todo.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     todo.append(entry.path)

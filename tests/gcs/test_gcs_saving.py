@@ -59,8 +59,15 @@ def test_storage_options_reach_an_endpoint_of_ones_own(
     assert found.read_object("0/m/w0")[0] == 1
 
 
-def test_a_large_blob_is_uploaded_in_parts_and_its_checksum_agrees(bucket: Bucket) -> None:
-    tensor = torch.arange(17 * (1 << 20), dtype=torch.float32)  # 68 MiB
+@pytest.mark.parametrize("megabytes", [2, 68])
+def test_a_large_blob_is_uploaded_whole_or_in_parts_and_its_checksum_agrees(
+    megabytes: int, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from snapctl.storage import gcs
+
+    monkeypatch.setattr(gcs, "SINGLE_UPLOAD_BYTES", 40 << 20)
+    monkeypatch.setattr(gcs, "UPLOAD_CHUNK_BYTES", 32 << 20)
+    tensor = torch.arange(megabytes << 18, dtype=torch.float32)
     Snapshot(bucket.url, {"m": torchsnapshot.StateDict(w=tensor)}).save(1).wait()
     storage = open_storage(f"{bucket.url}/1")
     (location,) = read_manifest(storage).blob_locations()
@@ -100,10 +107,14 @@ def test_a_first_save_costs_one_request_for_each_blob_and_three_more(
 # -- failures --------------------------------------------------------------------------------------------------------
 
 
-def test_a_passing_failure_is_retried(proxied: tuple[Bucket, Controlled]) -> None:
+@pytest.mark.parametrize("size", [1000, 1_000_000])
+def test_a_passing_failure_is_retried(size: int, proxied: tuple[Bucket, Controlled]) -> None:
     bucket, proxy = proxied
     proxy.configure(faults=[{"match": "/upload/", "method": "POST", "status": 503, "body": "busy", "n": 2}])
-    Snapshot(bucket.url, state()).save(7).wait()
+    Snapshot(bucket.url, {"m": torchsnapshot.StateDict(w=torch.arange(float(size)))}).save(7).wait()
+    storage = open_storage(f"{bucket.url}/7")
+    (location,) = read_manifest(storage).blob_locations()
+    assert storage.read(location) == torch.arange(float(size)).numpy().tobytes()
 
 
 @pytest.mark.parametrize("what", [r"\.snapshot_metadata", "batched", r"save\.json"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -61,6 +62,22 @@ def snapctl(
         **options,
     )
     return Finished(done.returncode, _text(done.stdout), _text(done.stderr))
+
+
+def snapctl_inside(*arguments: str) -> Finished:
+    """The same in this process: for what needs neither signals nor real streams, at a tenth of the time."""
+    from snapctl.cli.main import main
+
+    out, err = io.BytesIO(), io.BytesIO()
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = io.TextIOWrapper(out, "utf-8"), io.TextIOWrapper(err, "utf-8")
+    try:
+        code = main(arguments)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        return Finished(code, _text(out.getvalue()), _text(err.getvalue()))
+    finally:
+        sys.stdout, sys.stderr = streams
 
 
 def _text(data: bytes) -> str:

@@ -1,0 +1,81 @@
+"""Symbolic links in save directories, and the checkpoints that they lead to: those must not be deleted under them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from snapctl.checkpoints import Place
+from snapctl.errors import StorageError
+from snapctl.storage import FileIdentity
+
+Target: TypeAlias = tuple[str, int]
+"""``(URL of the save directory, step)``."""
+
+
+class LinkWatch:
+    """Which checkpoints of some save directories the symbolic links in all of them lead to or into.
+
+    Links are followed to their end, and compared by device and inode. A link inside a checkpoint that leads back into
+    the same one does not count: it goes with it.
+    """
+
+    def __init__(self, places: Sequence[Place]) -> None:
+        self._places = places
+        self.warnings: list[str] = []
+        """Links that nobody could follow."""
+
+    def find_targets(self) -> dict[Target, tuple[str, ...]]:
+        """Looks at all links, at any depth: for each checkpoint that one leads to, the links' paths."""
+        links = list(self._iter_links(deep=True))
+        if not links:
+            return {}
+        checkpoints = dict(self._iter_identities())
+        found: dict[Target, dict[str, None]] = {}
+        for place, link in links:
+            for identity in self._follow(place, link):
+                for target in checkpoints.get(identity, ()):
+                    if not _is_inside(place, link, target):
+                        found.setdefault(target, {})[place.storage.url_of(link)] = None
+        return {target: tuple(paths) for target, paths in found.items()}
+
+    def find_link_to(self, place: Place, step: int) -> str | None:
+        """The path of a link directly in one of the save directories that leads to a checkpoint now; None if none."""
+        identity = place.storage.identify(str(step))
+        if identity is None:
+            return None
+        for linking_place, link in self._iter_links(deep=False):
+            if identity in self._follow(linking_place, link):
+                return linking_place.storage.url_of(link)
+        return None
+
+    def _iter_links(self, *, deep: bool) -> Iterator[tuple[Place, str]]:
+        for place in self._places:
+            for link in place.storage.list_links(deep=deep):
+                yield place, link
+
+    def _iter_identities(self) -> Iterator[tuple[FileIdentity, list[Target]]]:
+        found: dict[FileIdentity, list[Target]] = {}
+        for place in self._places:
+            for name in place.step_names:
+                if name in place.linked_names:
+                    continue
+                try:
+                    identity = place.storage.identify(name)
+                except StorageError:
+                    continue  # it cannot be entered: it is kept for that already
+                if identity is not None:
+                    found.setdefault(identity, []).append((place.storage.url, int(name)))
+        yield from found.items()
+
+    def _follow(self, place: Place, link: str) -> Sequence[FileIdentity]:
+        try:
+            return place.storage.identify_ancestors(link)
+        except StorageError as error:
+            self.warnings.append(f"{place.storage.url_of(link)}: cannot be followed: {error.message}")
+            return ()
+
+
+def _is_inside(place: Place, link: str, target: Target) -> bool:
+    first, slash, _ = link.partition("/")
+    return bool(slash) and (place.storage.url, first) == (target[0], str(target[1]))
