@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -16,6 +17,7 @@ from snapctl.errors import (
     ShortReadError,
     StorageNotFoundError,
 )
+from snapctl.output_file import NewFile
 from snapctl.storage import FileInfo, Storage
 from snapctl.tensor_layout import Box
 
@@ -31,6 +33,7 @@ class BlobReader:
 
     Attributes:
         bytes_read: what has come so far, gaps included.
+        on_read: called with `bytes_read` whenever some have come, from any thread.
         read_bytes: the longest request.
         gap_bytes: how many unneeded bytes are read over rather than asked around.
         sums: looks at every piece that has come, where checksums are to be compared.
@@ -40,6 +43,7 @@ class BlobReader:
         is_local = storage.scheme == "file"
         self.storage = storage
         self.bytes_read = 0
+        self.on_read: Callable[[int], None] | None = None
         self.sums: BlobSums | None = None
         self.read_bytes = read_bytes or (LOCAL_READ_BYTES if is_local else REMOTE_READ_BYTES)
         self.gap_bytes = 0 if is_local else REMOTE_GAP_BYTES
@@ -94,26 +98,9 @@ class BlobReader:
             PreconditionError: it is not the blob any more that was looked up.
             StorageError: it could not be read.
         """
-        found = self._files.get(location)
-        version = "" if found is None or found.is_link else found.version
-        try:
-            self.storage.read_into(location, start, buffer, version=version)
-        except ShortReadError as error:
-            raise DamagedError(
-                f"{entry}: {location} ends at byte {start + error.found_bytes}, and it needs {start + len(buffer)}",
-                kind="short-blob",
-                entry=entry,
-                blob=location,
-            ) from error
-        except InvalidPathError as error:
-            raise DamagedError(f"{entry}: {error.message}", kind="outside", entry=entry, blob=location) from error
-        except StorageNotFoundError as error:
-            if found is None:
-                raise missing_blob(entry, location) from error
-            url = self.storage.url_of(location)
-            raise PreconditionError(f"{url}: was replaced or deleted while it was being read", url=url) from error
-        with self._lock:
-            self.bytes_read += len(buffer)
+        with self._errors(location, start, start + len(buffer), entry):
+            self.storage.read_into(location, start, buffer, version=self._version(location))
+        self._count(len(buffer))
         if self.sums is not None and (differing := self.sums.add(location, start, buffer)) is not None:
             recorded, computed = differing
             raise DamagedError(
@@ -122,6 +109,50 @@ class BlobReader:
                 entry=entry,
                 blob=location,
             )
+
+    def copy(self, location: str, start: int, end: int, file: NewFile, entry: str) -> int:
+        """Has the operating system append a part of a blob to a file, where it can; raises as `fetch`.
+
+        Returns:
+            how many bytes were copied.
+        """
+        with self._errors(location, start, end, entry):
+            copied = file.append(
+                lambda descriptor: self.storage.copy_range(
+                    location, start, end, descriptor, version=self._version(location)
+                )
+            )
+        self._count(copied)
+        return copied
+
+    def _version(self, location: str) -> str:
+        found = self._files.get(location)
+        return "" if found is None or found.is_link else found.version
+
+    def _count(self, size_bytes: int) -> None:
+        with self._lock:
+            self.bytes_read += size_bytes
+            if self.on_read is not None:
+                self.on_read(self.bytes_read)
+
+    @contextlib.contextmanager
+    def _errors(self, location: str, start: int, end: int, entry: str) -> Iterator[None]:
+        try:
+            yield
+        except ShortReadError as error:
+            raise DamagedError(
+                f"{entry}: {location} ends at byte {start + error.found_bytes}, and it needs {end}",
+                kind="short-blob",
+                entry=entry,
+                blob=location,
+            ) from error
+        except InvalidPathError as error:
+            raise DamagedError(f"{entry}: {error.message}", kind="outside", entry=entry, blob=location) from error
+        except StorageNotFoundError as error:
+            if self._files.get(location) is None:
+                raise missing_blob(entry, location) from error
+            url = self.storage.url_of(location)
+            raise PreconditionError(f"{url}: was replaced or deleted while it was being read", url=url) from error
 
     def fill(self, location: str, start: int, buffer: memoryview, entry: str) -> None:
         """As `fetch`, in requests of bounded size, several at once."""

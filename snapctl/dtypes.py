@@ -20,6 +20,9 @@ _EXTENSION_DTYPES = (
 QUANTIZED_DTYPES = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}
 """Quantized dtypes and the integers that they are stored as."""
 
+TORCH_ONLY_DTYPES = (*QUANTIZED_DTYPES, "complex32")
+"""Dtypes that numpy lacks; in another dtype their values can be had all the same."""
+
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of a torch dtype (without ``torch.``); of ml_dtypes for bfloat16 and float8.

@@ -28,6 +28,7 @@ from snapctl.manifest import (
 MAX_CANDIDATES = 20
 _COMPARED_NAMES = 3000
 _GLOB_CHARACTERS = re.compile(r"[*?\[]")
+_SEPARATORS = re.compile(r"[./]")
 _WORDS = re.compile(r"[^./_%]+")
 
 
@@ -38,8 +39,8 @@ class Match:
     entries: tuple[LogicalEntry, ...]
     """One, or with a glob any number but none, in the manifest's order; never a container."""
     is_glob: bool = False
-    passed_over: tuple[str, ...] = ()
-    """Paths that the glob fits but of which the ranks hold different kinds, without a rank to tell which is meant."""
+    ambiguous: tuple[tuple[LogicalEntry, ...], ...] = ()
+    """Those of one path of which the ranks hold different things, without a rank to tell which is meant."""
 
 
 class EntryIndex:
@@ -150,7 +151,7 @@ def _by_glob(index: EntryIndex, glob: str, rank: int | None) -> Match | None:
     fits_on_rank = None if named is None else re.compile(translate(named[1])).match
     any_rank = _GLOB_CHARACTERS.search(glob.partition("/")[0]) is not None
     hits: list[LogicalEntry] = []
-    passed_over: list[str] = []
+    ambiguous: list[tuple[LogicalEntry, ...]] = []
     for path, entries in index.by_path.items():
         spellings = {path, decode_path(path)} if "%" in path else {path}
         found: list[LogicalEntry] = []
@@ -163,10 +164,10 @@ def _by_glob(index: EntryIndex, glob: str, rank: int | None) -> Match | None:
                 if any(fits(f"{one}/{spelling}") for spelling in spellings):
                     found += [item for item in _globbed(entries, one) if item not in found]
         if len(found) > 1:
-            passed_over.append(path)
+            ambiguous.append(tuple(found))
         else:
             hits += found
-    return Match(tuple(hits), True, tuple(passed_over)) if hits or passed_over else None
+    return Match(tuple(hits), True, tuple(ambiguous)) if hits or ambiguous else None
 
 
 def _globbed(entries: Sequence[LogicalEntry], rank: int | None) -> list[LogicalEntry]:
@@ -202,17 +203,22 @@ def _only(name: str, hits: Sequence[LogicalEntry]) -> LogicalEntry:
     if len(hits) == 1:
         return hits[0]
     if len({entry.path for entry in hits}) == 1:
-        paths = tuple(path for entry in hits for path, _ in entry.entries)
-        raise EntryNotFoundError(
-            f"{name}: the ranks hold different things under {hits[0].path}: {_listed(paths)}",
-            candidates=paths[:MAX_CANDIDATES],
-            hint="say which with --rank, or with the rank in the name",
-        )
+        raise differing_ranks(name, hits)
     paths = tuple(entry.path for entry in hits)
     raise EntryNotFoundError(
         f"{name}: {len(hits)} entries fit: {_listed(paths)}",
         candidates=paths[:MAX_CANDIDATES],
         hint="name one of them in full, or all of them with a glob",
+    )
+
+
+def differing_ranks(name: str, entries: Sequence[LogicalEntry]) -> EntryNotFoundError:
+    """The error for several things that the ranks hold under one path."""
+    paths = tuple(path for entry in entries for path, _ in entry.entries)
+    return EntryNotFoundError(
+        f"{name}: the ranks hold different things under {entries[0].path}: {_listed(paths)}",
+        candidates=paths[:MAX_CANDIDATES],
+        hint="say which with --rank, or with the rank in the name",
     )
 
 
@@ -240,12 +246,20 @@ def _container(index: EntryIndex, name: str) -> LogicalEntry | None:
 
 
 def nearest_names(name: str, names: Sequence[str], *, count: int = 5) -> tuple[str, ...]:
-    """The names that look most like one, the likeliest first."""
+    """The names that look most like one, the likeliest first; of each also its end is compared, as long as the name."""
     path = split_rank(name)[1]
     if len(names) > _COMPARED_NAMES:  # comparing letter by letter is slow: first those that share the most words
         words = set(_WORDS.findall(path))
         names = sorted(names, key=lambda other: -len(words.intersection(_WORDS.findall(other))))[:_COMPARED_NAMES]
-    return tuple(difflib.get_close_matches(path, names, n=count, cutoff=0.5))
+    separators = len(_SEPARATORS.findall(path))
+    spellings: dict[str, str] = {}
+    for other in names:
+        cuts = [match.end() for match in _SEPARATORS.finditer(other)]
+        tail = other[cuts[-separators - 1] :] if len(cuts) > separators else other
+        spellings.setdefault(tail, other)
+        spellings[other] = other
+    close = difflib.get_close_matches(path, spellings, n=2 * count, cutoff=0.6)
+    return tuple(dict.fromkeys(spellings[spelling] for spelling in close))[:count]
 
 
 def _listed(paths: Sequence[str]) -> str:

@@ -84,7 +84,7 @@ class ObjectReader:
     def _read_bytes(self, manifest_path: str, entry: ObjectEntry) -> bytes:
         data = self._bytes.get(entry.location)
         if data is None:
-            data = self._reader.read_blob(manifest_path, entry.location)
+            data = self._reader.read_object_bytes(manifest_path, entry)
             if len(data) <= KEPT_BYTES:
                 self._bytes[entry.location] = data
         return data

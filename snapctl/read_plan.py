@@ -166,6 +166,22 @@ def merge_spans(spans: Iterable[Span], *, gap_bytes: int, read_bytes: int) -> li
     return reads
 
 
+def find_extents(layout: TensorLayout, index: BoxIndex, region: Region) -> list[tuple[Box, int, int]]:
+    """The byte ranges of blobs that follow each other in a region; none where it is not made of whole rows of boxes."""
+    shape, item_bytes = layout.shape, layout.item_bytes
+    if not shape or not item_bytes or region[1][1:] != shape[1:]:
+        return []
+    found = sorted(index.find(region), key=lambda pair: pair[1][0])
+    if any(box.sizes[1:] != shape[1:] for box, _ in found):
+        return []
+    row_bytes = math.prod(shape[1:]) * item_bytes
+    extents = []
+    for box, (offsets, sizes) in found:
+        start = box.start + (offsets[0] - box.offsets[0]) * row_bytes
+        extents.append((box, start, start + sizes[0] * row_bytes))
+    return extents
+
+
 def cut_into_blocks(region: Region, item_bytes: int, block_bytes: int) -> Iterator[Region]:
     """A region in parts that follow each other in row-major order, each of at most so many bytes.
 

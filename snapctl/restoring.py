@@ -27,6 +27,7 @@ import torch
 import torchsnapshot
 
 from snapctl.blob_reader import blob_problem
+from snapctl.checkpoints import record_matches
 from snapctl.checksums import crc32c
 from snapctl.errors import (
     DamagedError,
@@ -39,7 +40,7 @@ from snapctl.errors import (
     StorageError,
     UnpicklingError,
 )
-from snapctl.manifest import encode_key, split_rank
+from snapctl.manifest import MANIFEST_NAME, encode_key, split_rank
 from snapctl.object_reading import ObjectReader
 from snapctl.optimizers import find_parameter, undo_conversions
 from snapctl.rank_view import RankView, replication_test
@@ -341,13 +342,23 @@ class _Restore:
 
     def _recorded(self, snapshot: OpenSnapshot) -> Mapping[str, BlobSum]:
         """Lengths and checksums of blobs, where the save has recorded them and they are to be used."""
-        if not self._checksums or snapshot.checkpoint.record is None:
+        manifest = self._reader.look_up([MANIFEST_NAME])[MANIFEST_NAME]
+        if (
+            not self._checksums
+            or manifest is None
+            or self._reader.look_up([SAVE_RECORD_PATH])[SAVE_RECORD_PATH] is None
+        ):
             return {}
+        storage, why = snapshot.storage, "saved again by something else than snapctl"
         try:
-            return parse_save_record(snapshot.storage.read(SAVE_RECORD_PATH), with_blobs=True).blobs or {}
+            record = parse_save_record(storage.read(SAVE_RECORD_PATH), with_blobs=True)
+            if record_matches(record, storage, manifest):
+                return record.blobs or {}
         except ValueError as error:
-            logger.warning("%s: no checksums: %s", snapshot.storage.url_of(SAVE_RECORD_PATH), error)
-            return {}
+            why = f"not a save record: {error}"
+        if self._ranks.rank == 0:
+            logger.warning("%s: its recorded checksums are not used: %s", self._path, why)
+        return {}
 
     def _compare_with_listing(self, reads: Sequence[TensorRead], recorded: Mapping[str, BlobSum]) -> None:
         """Whether all needed blobs are there, in their full length; and which of them will be read whole."""
@@ -481,7 +492,7 @@ class _Restore:
         gathered = self._ranks.gather(mine)
         self._ranks.share(None)
         fields: dict[str, Any] = {
-            "step": snapshot.checkpoint.step,
+            "step": snapshot.step,
             "path": self._path,
             "rank": self._ranks.rank,
             "world_size": self._ranks.world_size,

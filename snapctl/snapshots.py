@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from snapctl.checkpoints import Checkpoint, Place, find_latest, look_at_checkpoint, open_checkpoint, read_manifest
+from snapctl.checkpoints import Place, find_latest, open_checkpoint, parse_step, read_manifest
 from snapctl.manifest import Manifest
 from snapctl.storage import Storage
 
@@ -16,10 +16,13 @@ class OpenSnapshot:
     """A checkpoint whose manifest has been read."""
 
     storage: Storage
-    checkpoint: Checkpoint
+    path: str
+    """As it is printed."""
+    step: int | None
+    """None for a checkpoint whose directory's name is no number."""
     manifest: Manifest
     warnings: tuple[str, ...] = ()
-    """What was passed over on the way to it, and what is odd about it."""
+    """What was passed over on the way to it."""
 
 
 def open_snapshot(path: str, step: int | None = None, options: Mapping[str, Any] | None = None) -> OpenSnapshot:
@@ -36,6 +39,5 @@ def open_snapshot(path: str, step: int | None = None, options: Mapping[str, Any]
         latest = find_latest(opened)
         passed_over = tuple(f"passed over: {message}" for message in (*latest.unparsable, *latest.not_looked_at))
         storage = opened.storage.child(str(latest.checkpoint.step))
-        return OpenSnapshot(storage, latest.checkpoint, latest.manifest, passed_over + latest.checkpoint.warnings)
-    found = look_at_checkpoint(opened)
-    return OpenSnapshot(opened, found, read_manifest(opened), found.warnings)
+        return OpenSnapshot(storage, storage.url, latest.checkpoint.step, latest.manifest, passed_over)
+    return OpenSnapshot(opened, opened.url, parse_step(opened.name), read_manifest(opened))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -17,34 +16,34 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from snapctl.blob_file import BlobFile
 from snapctl.blob_reader import BlobReader, blob_problem, wait_for
+from snapctl.box_decoder import BoxDecoder
 from snapctl.checksums import BlobSums
 from snapctl.dtypes import QUANTIZED_DTYPES, bits, numpy_dtype
 from snapctl.errors import DamagedError, InvalidOptionError, UnsupportedEntryError
 from snapctl.manifest import ObjectEntry
-from snapctl.read_plan import BoxIndex, Read, Span, cut_into_blocks, merge_spans, plan_box
+from snapctl.output_file import NewFile
+from snapctl.read_plan import BoxIndex, Read, Span, cut_into_blocks, find_extents, merge_spans, plan_box
 from snapctl.storage import FileInfo, Storage
 from snapctl.tensor_blocks import Arena, Array, Block, PlannedBlock, as_buffer, iter_batches, part_of, slices_of
-from snapctl.tensor_layout import RAW_SERIALIZER, TORCH_SERIALIZERS, Box, TensorLayout
+from snapctl.tensor_layout import RAW_SERIALIZER, Box, TensorLayout, is_outside
 from snapctl.tiling import Region
-from snapctl.torch_decoding import (
-    decode_quantized,
-    import_torch,
-    join_quantized,
-    load_object,
-    load_tensor,
-    numpy_to_torch,
-    torch_dtype,
-    torch_elements,
-    torch_to_numpy,
-)
+from snapctl.torch_decoding import import_torch, join_quantized, load_object, torch_dtype, torch_elements
 
 if TYPE_CHECKING:
     import torch
 
-BATCH_BYTES = 32 << 20
+REMOTE_BATCH_BYTES = 32 << 20
 """What is under way at a time in `TensorReader.iter_blocks`; two batches are held."""
-DECODED_CACHE_BYTES = 64 << 20
+LOCAL_BATCH_BYTES = 8 << 20
+"""The same for a local disk: small enough for the processor's caches, between reading and writing."""
+COPY_BYTES = 64 << 20
+"""What the operating system is asked to copy at a time."""
+MIN_COPIED_BYTES = 4 << 20
+
+Rows = tuple[int, int | None]
+"""``(start, stop)`` of dimension 0; without a stop: to the end."""
 
 _Batch = tuple[list[PlannedBlock], list[Array], list["Future[None]"]]
 
@@ -66,12 +65,16 @@ class TensorReader:
     Blobs are looked up once (`look_up`), and on GCS read in the generation that was found then.
     """
 
-    def __init__(self, storage: Storage, *, batch_bytes: int = BATCH_BYTES) -> None:
+    def __init__(self, storage: Storage, *, batch_bytes: int | None = None) -> None:
+        self._batch_bytes = batch_bytes or (LOCAL_BATCH_BYTES if storage.scheme == "file" else REMOTE_BATCH_BYTES)
         self._blobs = BlobReader(storage)
-        self._blobs.read_bytes = min(self._blobs.read_bytes, batch_bytes)
-        self._batch_bytes = batch_bytes
+        self._blobs.read_bytes = min(self._blobs.read_bytes, self._batch_bytes)
         self._indexes: dict[int, tuple[TensorLayout, BoxIndex]] = {}
-        self._decoded: OrderedDict[tuple[str, int], torch.Tensor] = OrderedDict()
+        self._decoder = BoxDecoder(self._blobs)
+
+    def on_read(self, report: Callable[[int], None]) -> None:
+        """Calls a function with `bytes_read` whenever some have come, from any thread."""
+        self._blobs.on_read = report
 
     @property
     def bytes_read(self) -> int:
@@ -132,6 +135,24 @@ class TensorReader:
         files = self.look_up(box.location for box in boxes)
         return [problem for box in boxes if (problem := blob_problem(box, files[box.location])) is not None]
 
+    def check_parts(self, parts: Sequence[tuple[TensorLayout, Region]]) -> None:
+        """As `check`, for parts of many tensors, whose blobs are looked up together."""
+        self.look_up(box.location for layout, region in parts for box in self._needed(layout, region))
+        for layout, region in parts:
+            self.check([layout], region)
+
+    def stored_bytes(self, parts: Sequence[tuple[TensorLayout, Region]]) -> int:
+        """What has to be read for parts of tensors whose blobs have been looked up."""
+        total = 0
+        for layout, region in parts:
+            if layout.is_raw:
+                total += math.prod(region[1]) * (layout.item_bytes or 0)
+                continue
+            for box in self._needed(layout, region):
+                found = self.look_up([box.location])[box.location]
+                total += box.size_bytes or (found.size_bytes if found is not None else 0)
+        return total
+
     def check(self, layouts: Iterable[TensorLayout], region: Region | None = None) -> None:
         """Raises the first of `find_blob_problems`."""
         for problem in self.find_blob_problems(layouts, region):
@@ -163,7 +184,7 @@ class TensorReader:
 
     # -- whole arrays ------------------------------------------------------------------------------------------
 
-    def read(self, layout: TensorLayout, rows: tuple[int, int] | None = None) -> Array:
+    def read(self, layout: TensorLayout, rows: Rows | None = None) -> Array:
         """A tensor, or some of its rows, as a numpy array of its own (ml_dtypes for bfloat16 and float8).
 
         Raises:
@@ -221,8 +242,8 @@ class TensorReader:
     def iter_blocks(self, parts: Iterable[tuple[TensorLayout, Region]]) -> Iterator[Block]:
         """Parts of tensors in blocks that follow each other in row-major order, part after part.
 
-        While a block is looked at the next ones are being read. Memory: two batches (`BATCH_BYTES`), whatever the
-        sizes and the sharding; tensors that are not raw take their own size besides.
+        While a block is looked at the next ones are being read. Memory: two batches, whatever the sizes and
+        the sharding; tensors that are not raw take their own size besides.
 
         Args:
             parts: tensors whose dtype and shape are known (see `learn`), with the region that is wanted.
@@ -271,11 +292,39 @@ class TensorReader:
             return array
         if len(item.layout.boxes) == 1:
             box = item.layout.boxes[0]
-            part = part_of(self._decoded_array(item.layout, box), item.region, box.offsets)
+            part = part_of(self._decoder.array(item.layout, box), item.region, box.offsets)
             return np.ascontiguousarray(part).reshape(item.region[1])
         whole = np.empty(item.region[1], item.dtype)
         self.read_into([ReadRequest(item.layout, item.region, whole)])
         return whole
+
+    def copy_raw(self, layout: TensorLayout, region: Region, file: NewFile) -> bool:
+        """Has the operating system append a region to a file, where it lies row after row in local blobs.
+
+        Returns:
+            False if that is not so, or not worth it: nothing was appended, and `iter_blocks` is the way.
+
+        Raises:
+            DamagedError, StorageError: as `read`, or the file cannot be written.
+        """
+        if self._blobs.storage.scheme != "file" or not layout.is_raw:
+            return False
+        extents = find_extents(layout, self._index(layout), region)
+        if sum(end - start for _, start, end in extents) < MIN_COPIED_BYTES:
+            return False
+        self.look_up(box.location for box, _, _ in extents)
+        for number, (box, start, end) in enumerate(extents):
+            while start < end:
+                stop = min(end, start + COPY_BYTES)
+                copied = self._blobs.copy(box.location, start, stop, file, box.entry)
+                if copied == 0:
+                    if number == 0 and start == extents[0][1]:
+                        return False
+                    buffer = memoryview(bytearray(min(stop - start, self._blobs.read_bytes)))
+                    self._blobs.fetch(box.location, start, buffer, box.entry)
+                    copied = file.write(buffer)
+                start += copied
+        return True
 
     # -- decoding ----------------------------------------------------------------------------------------------
 
@@ -288,7 +337,7 @@ class TensorReader:
         if layout.dtype is not None and layout.shape is not None:
             return layout
         boxes = layout.boxes
-        tensor = self._decode(boxes[0], layout)
+        tensor = self._decoder.decode(boxes[0], layout)
         dtype = str(tensor.dtype).removeprefix("torch.")
         if layout.shape is not None:
             return replace(layout, dtype=dtype, boxes=tuple(replace(box, dtype=dtype) for box in boxes))
@@ -296,30 +345,46 @@ class TensorReader:
         only = replace(boxes[0], dtype=dtype, offsets=(0,) * len(shape), sizes=shape)
         return replace(layout, dtype=dtype, shape=shape, boxes=(only,))
 
-    def read_torch(self, layout: TensorLayout, rows: tuple[int, int] | None = None) -> torch.Tensor:
+    def read_torch(self, layout: TensorLayout, rows: Rows | None = None) -> torch.Tensor:
         """A tensor of any kind, or some of its rows, as a torch tensor with a storage of just its size.
 
         Raises:
             As `read`; MissingExtraError without torch, whatever the tensor.
         """
-        torch_module = import_torch(layout.entry)
         known = self.learn(layout)
         region = region_of_rows(known, rows)
+        if known.is_raw:
+            return self.read_torch_raw([(known, region)])[0]
         self.check([known], region)
         if len(known.boxes) == 1 and not known.is_raw and known.boxes[0].needs_blob:
-            whole = self._decode(known.boxes[0], known)
-            self._decoded.pop(_place(known.boxes[0]), None)  # it is the caller's now
+            whole = self._decoder.decode(known.boxes[0], known)
+            self._decoder.forget(known.boxes[0])
             return whole if region[1] == known.shape else whole[region[0][0] : region[0][0] + region[1][0]].clone()
         if known.dtype in QUANTIZED_DTYPES:
-            parts = [(self._decode(box, known), shared) for box, shared in self._index(known).find(region)]
+            parts = [(self._decoder.decode(box, known), shared) for box, shared in self._index(known).find(region)]
             return join_quantized(parts, region, known.dtype, entry=known.entry)
-        out: torch.Tensor = torch_module.empty(region[1], dtype=torch_dtype(known.dtype or ""))
-        if known.is_raw and out.numel():
-            self.read_into([ReadRequest(known, region, torch_elements(out))])
-        elif out.numel():
-            for box, shared in self._index(known).find(region):
-                out[slices_of(shared, region[0])] = self._decode(box, known)[slices_of(shared, box.offsets)]
+        out: torch.Tensor = import_torch(known.entry).empty(region[1], dtype=torch_dtype(known.dtype or ""))
+        for box, shared in self._index(known).find(region):
+            out[slices_of(shared, region[0])] = self._decoder.decode(box, known)[slices_of(shared, box.offsets)]
         return out
+
+    def read_torch_raw(self, parts: Sequence[tuple[TensorLayout, Region]]) -> list[torch.Tensor]:
+        """Parts of many raw tensors as torch tensors, read together.
+
+        Raises:
+            As `read`; MissingExtraError without torch.
+        """
+        numerics = import_torch("a torch tensor")
+        self.check_parts(parts)
+        tensors = [numerics.empty(region[1], dtype=torch_dtype(layout.dtype or "")) for layout, region in parts]
+        self.read_into(
+            [
+                ReadRequest(layout, region, torch_elements(tensor))
+                for (layout, region), tensor in zip(parts, tensors, strict=True)
+                if tensor.numel()
+            ]
+        )
+        return tensors
 
     def read_object(self, manifest_path: str, entry: ObjectEntry) -> Any:
         """What a blob of ``torch.save`` holds, weights-only.
@@ -329,69 +394,38 @@ class TensorReader:
         """
         if entry.serializer != "torch_save":
             raise UnsupportedEntryError(f"{manifest_path}: serializer {entry.serializer!r} is not known")
-        box = Box(manifest_path, (), (), entry.location, entry.serializer, None)
-        with self._blobs.open(box) as file:
+        with self.open_object(manifest_path, entry) as file:
             return load_object(file, entry=manifest_path, blob=entry.location, obj_type=entry.obj_type)
 
-    def read_blob(self, manifest_path: str, location: str) -> bytes:
-        """All bytes of a blob, for what can only be decoded as a whole.
+    def read_object_bytes(self, manifest_path: str, entry: ObjectEntry) -> bytes:
+        """The blob of an object, whole; raises as `open_object`."""
+        with self.open_object(manifest_path, entry):
+            found = self.look_up([entry.location])[entry.location]
+            data = bytearray(0 if found is None else found.size_bytes)
+            self._blobs.fill(entry.location, 0, memoryview(data), manifest_path)
+            return bytes(data)
+
+    def open_object(self, manifest_path: str, entry: ObjectEntry) -> BlobFile:
+        """The blob of an object as a file.
 
         Raises:
-            DamagedError, StorageError: as `read`.
+            DamagedError: it is missing, or its location leads out of the checkpoint. StorageError: it cannot be read.
         """
-        box = Box(manifest_path, (), (), location, "", None)
-        found = self.look_up([location])[location]
-        problem = blob_problem(box, found)
-        if problem is not None:
-            raise problem
-        data = bytearray(0 if found is None else found.size_bytes)
-        self._blobs.fill(location, 0, memoryview(data), manifest_path)
-        return bytes(data)
+        if is_outside(entry.location):
+            raise DamagedError(
+                f"{manifest_path}: its location leads out of the checkpoint: {entry.location!r}",
+                kind="outside",
+                entry=manifest_path,
+                blob=entry.location,
+            )
+        return self._blobs.open(Box(manifest_path, (), (), entry.location, entry.serializer, None))
 
     def _copy_decoded(self, layout: TensorLayout, region: Region, target: Array) -> None:
         for box, shared in self._index(layout).find(region):
             if box.serializer == RAW_SERIALIZER:
                 continue
-            part = bits(self._decoded_array(layout, box))
+            part = bits(self._decoder.array(layout, box))
             part_of(target, shared, region[0])[...] = part_of(part, shared, box.offsets)
-
-    def _decoded_array(self, layout: TensorLayout, box: Box) -> Array:
-        if not box.needs_blob:
-            return np.empty(box.sizes, numpy_dtype(layout.dtype or ""))
-        return torch_to_numpy(self._decode(box, layout), entry=box.entry)
-
-    def _decode(self, box: Box, layout: TensorLayout) -> torch.Tensor:
-        """A box that only torch can decode. The last ones are kept, as far as they are small."""
-        place = _place(box)
-        found = self._decoded.get(place)
-        if found is None:
-            found = self._decode_now(box)
-            self._decoded[place] = found
-            while len(self._decoded) > 1 and sum(map(_tensor_bytes, self._decoded.values())) > DECODED_CACHE_BYTES:
-                self._decoded.popitem(last=False)
-        dtype = str(found.dtype).removeprefix("torch.")
-        if (layout.dtype or dtype) != dtype or (layout.shape is not None and tuple(found.shape) != box.sizes):
-            raise DamagedError(
-                f"{box.entry}: {box.location} holds {dtype} {list(found.shape)}, and the manifest says "
-                f"{layout.dtype or 'any dtype'} {list(box.sizes)}",
-                kind="size-mismatch",
-                entry=box.entry,
-                blob=box.location,
-            )
-        return found
-
-    def _decode_now(self, box: Box) -> torch.Tensor:
-        if box.serializer == RAW_SERIALIZER:
-            raw: Array = np.empty(box.sizes, numpy_dtype(box.dtype or ""))
-            self._blobs.fill(box.location, box.start, as_buffer(raw), box.entry)
-            return numpy_to_torch(raw, box.dtype or "")
-        if box.serializer not in TORCH_SERIALIZERS:
-            raise UnsupportedEntryError(f"{box.entry}: serializer {box.serializer!r} is not known")
-        with self._blobs.open(box) as file:
-            if box.serializer == "torch_save":
-                return load_tensor(file, entry=box.entry, blob=box.location)
-            data = memoryview(file.readall())
-        return decode_quantized(data, box.sizes, box.dtype or "", box.serializer, entry=box.entry, blob=box.location)
 
     # -- requests ----------------------------------------------------------------------------------------------
 
@@ -413,7 +447,7 @@ class TensorReader:
             _place_in(target, span)[...] = source
 
 
-def region_of_rows(layout: TensorLayout, rows: tuple[int, int] | None = None) -> Region:
+def region_of_rows(layout: TensorLayout, rows: Rows | None = None) -> Region:
     """The region of some rows of a tensor whose shape is known, or of all of it.
 
     Raises:
@@ -424,9 +458,9 @@ def region_of_rows(layout: TensorLayout, rows: tuple[int, int] | None = None) ->
         raise UnsupportedEntryError(f"{layout.entry}: its shape is not known")
     if rows is None:
         return (0,) * len(shape), shape
-    start, stop = rows
     if not shape:
         raise InvalidOptionError(f"{layout.path}: is a scalar: it has no rows")
+    start, stop = rows[0], shape[0] if rows[1] is None else rows[1]
     if not 0 <= start <= stop <= shape[0]:
         raise InvalidOptionError(f"{layout.path}: no rows {start}:{stop}: it has {shape[0]}")
     return (start,) + (0,) * (len(shape) - 1), (stop - start, *shape[1:])
@@ -441,13 +475,5 @@ def _checked_bits(request: ReadRequest) -> Array:
     return bits(out)
 
 
-def _place(box: Box) -> tuple[str, int]:
-    return box.location, box.start
-
-
 def _place_in(target: Array, span: Span) -> Array:
     return part_of(target, (span.offsets, span.sizes), (0,) * len(span.offsets))
-
-
-def _tensor_bytes(tensor: torch.Tensor) -> int:
-    return int(tensor.numel() * tensor.element_size())

@@ -287,3 +287,11 @@ def torch_elements(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
         widths = {1: numerics.uint8, 2: numerics.int16, 4: numerics.int32, 8: numerics.int64}
         array = plain.view(widths[plain.element_size()]).numpy()
     return array
+
+
+def values_of(tensor: torch.Tensor, *, entry: str) -> np.ndarray[Any, Any]:
+    """The values of a tensor of a dtype that numpy lacks: dequantized, or as complex64."""
+    numerics = import_torch(entry)
+    with _quiet():
+        plain = tensor.dequantize() if tensor.is_quantized else tensor.to(numerics.complex64)
+    return torch_to_numpy(plain, entry=entry)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from snapctl.dtypes import convert, numpy_dtype
-from snapctl.entry_names import EntryIndex, find_entries
+from snapctl.dtypes import TORCH_ONLY_DTYPES, convert, numpy_dtype
+from snapctl.entry_names import MAX_CANDIDATES, EntryIndex, find_entries
 from snapctl.errors import EntryNotFoundError, InvalidOptionError
 from snapctl.manifest import LogicalEntry
 from snapctl.read_plan import cut_into_blocks
 from snapctl.snapshots import open_snapshot
+from snapctl.tensor_blocks import as_buffer
 from snapctl.tensor_layout import TensorLayout, find_missing_shards, resolve_layouts
-from snapctl.tensors import TensorReader, region_of_rows
+from snapctl.tensors import Rows, TensorReader, region_of_rows
+from snapctl.tiling import Region
+from snapctl.torch_decoding import import_torch, values_of
 
 _COMPARED_BYTES = 4 << 20
 
@@ -23,7 +26,7 @@ def read_tensor(
     checkpoint: str,
     name: str,
     *,
-    rows: tuple[int, int] | slice | None = None,
+    rows: Rows | slice | None = None,
     dtype: str | None = None,
     rank: int | None = None,
     step: int | None = None,
@@ -34,7 +37,7 @@ def read_tensor(
     Args:
         checkpoint: its path or URL, or a save directory: then its latest, or the one of `step`.
         name: a path with or without rank, or the end of one: as ``snapctl restore-weight`` takes it.
-        rows: only ``(start, stop)`` of dimension 0.
+        rows: only ``(start, stop)`` of dimension 0, or a slice without a step; nothing is counted from the end.
         dtype: convert to this dtype (``float32``; torch's names). Needed for quantized tensors.
         rank: whose tensor, where each rank holds its own.
         step: of a save directory.
@@ -68,82 +71,123 @@ def read_tensor(
 
 
 def read_converted(
-    reader: TensorReader, layout: TensorLayout, rows: tuple[int, int] | None, dtype: np.dtype[Any]
+    reader: TensorReader, layout: TensorLayout, rows: Rows | None, dtype: np.dtype[Any]
 ) -> np.ndarray[Any, Any]:
     """The values of a tensor in another dtype; of a quantized one the values that it stands for."""
     if layout.dtype in TORCH_ONLY_DTYPES:
-        return convert(values_of(reader.read_torch(layout, rows)), dtype)
+        return convert(values_of(reader.read_torch(layout, rows), entry=layout.entry), dtype)
     return convert(reader.read(layout, rows), dtype)
 
 
-TORCH_ONLY_DTYPES = ("qint8", "quint8", "qint32", "complex32")
-"""Dtypes that numpy lacks and whose values can be had all the same."""
-
-
-def values_of(tensor: Any) -> np.ndarray[Any, Any]:
-    """The values of a quantized or complex32 torch tensor in a dtype that numpy has."""
-    import torch
-
-    plain = tensor.dequantize() if tensor.is_quantized else tensor.to(torch.complex64)
-    array: np.ndarray[Any, Any] = plain.numpy()
-    return array
-
-
 def choose_layout(reader: TensorReader, index: EntryIndex, entry: LogicalEntry) -> TensorLayout:
-    """The one tensor that an entry stands for.
+    """As `choose_layouts`, for one entry."""
+    return choose_layouts(reader, index, [entry])[0]
+
+
+def choose_layouts(
+    reader: TensorReader,
+    index: EntryIndex,
+    entries: Sequence[LogicalEntry],
+    *,
+    on_compare: Callable[[Sequence[LogicalEntry]], None] | None = None,
+) -> list[TensorLayout]:
+    """The one tensor that each entry stands for.
 
     Where several ranks saved each its own, they are compared (in bounded memory): equal ones are one tensor.
 
+    Args:
+        on_compare: called before that with the entries of which several are read.
+
     Raises:
         EntryNotFoundError: they differ; the candidates are the paths with their ranks.
-        DamagedError: its parts contradict each other, or some have no entry.
-        UnsupportedEntryError: it is no tensor.
+        DamagedError: the parts of a tensor contradict each other, or some have no entry.
+        UnsupportedEntryError: one is no tensor.
     """
-    for problem in find_missing_shards(entry, index.manifest, index.ranks):
-        raise problem
-    layouts = resolve_layouts(entry)
-    if len(layouts) == 1:
-        return layouts[0]
-    other = find_difference(reader, layouts)
-    if other is None:
-        return layouts[0]
+    found: list[tuple[TensorLayout, ...]] = []
+    for entry in entries:
+        for problem in find_missing_shards(entry, index.manifest, index.ranks):
+            raise problem
+        found.append(resolve_layouts(entry))
+    several = [number for number, layouts in enumerate(found) if len(layouts) > 1]
+    if several:
+        if on_compare is not None:
+            on_compare([entries[number] for number in several])
+        difference = find_difference(reader, [found[number] for number in several])
+        if difference is not None:
+            raise _different(entries[several[difference[0]]], *difference[1])
+    return [layouts[0] for layouts in found]
+
+
+def _different(entry: LogicalEntry, one: TensorLayout, other: TensorLayout) -> EntryNotFoundError:
     paths = tuple(path for path, _ in entry.entries)
-    raise EntryNotFoundError(
-        f"{entry.path}: the ranks hold different tensors: {layouts[0].entry} is not {other.entry}",
-        candidates=paths[:20],
+    return EntryNotFoundError(
+        f"{entry.path}: the ranks hold different tensors: {one.entry} is not {other.entry}",
+        candidates=paths[:MAX_CANDIDATES],
         hint="say which with --rank, or with the rank in the name",
     )
 
 
-def find_difference(reader: TensorReader, layouts: Sequence[TensorLayout]) -> TensorLayout | None:
-    """The first of some tensors that is not, bit by bit, like the first one; None if all are."""
-    known = [reader.learn(layout) for layout in layouts]
-    first = known[0]
-    for layout in known[1:]:
-        if (layout.dtype, layout.shape) != (first.dtype, first.shape):
-            return layout
-    reader.check(known)
-    if any(layout.dtype in TORCH_ONLY_DTYPES for layout in known):
-        import torch
+def find_difference(
+    reader: TensorReader, groups: Sequence[Sequence[TensorLayout]]
+) -> tuple[int, tuple[TensorLayout, TensorLayout]] | None:
+    """The first group of tensors that are not, bit by bit, all the same, and two of them that differ; or None.
 
-        reference = reader.read_torch(first)
-        return next((layout for layout in known[1:] if not torch.equal(reference, reader.read_torch(layout))), None)
-    item_bytes = numpy_dtype(first.dtype or "").itemsize
-    regions = cut_into_blocks(region_of_rows(first), item_bytes, _COMPARED_BYTES)
+    All groups are read in one go, block by block, so that many small tensors do not cost a request each.
+    """
+    known = [[reader.learn(layout) for layout in group] for group in groups]
+    for number, group in enumerate(known):
+        for layout in group[1:]:
+            if (layout.dtype, layout.shape) != (group[0].dtype, group[0].shape):
+                return number, (group[0], layout)
+    reader.check_parts([(layout, region_of_rows(layout)) for group in known for layout in group])
+    order: list[tuple[int, int]] = []  # group and member of each part, in the order of the parts
+
+    def parts() -> Iterator[tuple[TensorLayout, Region]]:
+        for number, group in enumerate(known):
+            if group[0].dtype in TORCH_ONLY_DTYPES:
+                continue
+            for region in _compared_regions(group):
+                order.extend((number, member) for member in range(len(group)))
+                yield from ((layout, region) for layout in group)
+
     held = b""
-    for block in reader.iter_blocks((layout, region) for region in regions for layout in known):
-        data = block.array.reshape(-1).view(np.uint8).data
-        number = block.index % len(known)
-        if number == 0:
+    for block in reader.iter_blocks(parts()):
+        number, member = order[block.index]
+        data = as_buffer(block.array)
+        if member == 0:
             held = bytes(data)
         elif held != data:
-            return known[number]
+            return number, (known[number][0], known[number][member])
+    for number, group in enumerate(known):
+        found = _torch_difference(reader, number, group)
+        if found is not None:
+            return found
     return None
 
 
-def _bounds(rows: tuple[int, int] | slice | None) -> tuple[int, int] | None:
+def _compared_regions(group: Sequence[TensorLayout]) -> Iterator[Region]:
+    whole = region_of_rows(group[0])
+    if all(layout.is_raw for layout in group):
+        return cut_into_blocks(whole, group[0].item_bytes or 1, _COMPARED_BYTES)
+    return iter([whole])  # decoding them once for each block would take for ever
+
+
+def _torch_difference(
+    reader: TensorReader, number: int, group: Sequence[TensorLayout]
+) -> tuple[int, tuple[TensorLayout, TensorLayout]] | None:
+    if group[0].dtype not in TORCH_ONLY_DTYPES:
+        return None
+    numerics = import_torch(group[0].entry)
+    first = reader.read_torch(group[0])
+    for layout in group[1:]:
+        if not numerics.equal(first, reader.read_torch(layout)):
+            return number, (group[0], layout)
+    return None
+
+
+def _bounds(rows: Rows | slice | None) -> Rows | None:
     if not isinstance(rows, slice):
         return rows
-    if rows.step not in (None, 1) or rows.stop is None:
-        raise InvalidOptionError(f"rows must have a stop and no step, not {rows}")
+    if rows.step not in (None, 1):
+        raise InvalidOptionError(f"rows must not have a step: {rows}")
     return rows.start or 0, rows.stop

@@ -152,7 +152,8 @@ def test_a_glob_with_a_rank_in_it_takes_what_that_rank_holds() -> None:
 def test_a_glob_says_what_differs_from_rank_to_rank() -> None:
     match = find_entries(INDEX, "m/r*")
     assert [entry.path for entry in match.entries] == ["m/rep"]
-    assert match.passed_over == ("m/rng",)
+    ((first, second),) = match.ambiguous
+    assert (first.entries[0][0], second.entries[0][0]) == ("0/m/rng", "1/m/rng")
 
 
 def test_a_glob_that_fits_nothing_is_an_error() -> None:

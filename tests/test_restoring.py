@@ -19,6 +19,7 @@ torch = pytest.importorskip("torch")
 torchsnapshot = pytest.importorskip("torchsnapshot")
 
 from snapctl import SaveOptions, Snapshot  # noqa: E402
+from snapctl.checkpoints import read_manifest  # noqa: E402
 from snapctl.errors import (  # noqa: E402
     CheckpointNotFoundError,
     DamagedError,
@@ -29,7 +30,10 @@ from snapctl.errors import (  # noqa: E402
     RestoreRefusedError,
     SaveDirNotFoundError,
 )
-from snapctl.storage import LocalStorage  # noqa: E402
+from snapctl.storage import LocalStorage, open_storage  # noqa: E402
+from snapctl.tensor_layout import resolve_layouts  # noqa: E402
+from snapctl.tensor_targets import describe, fill  # noqa: E402
+from snapctl.tensors import TensorReader  # noqa: E402
 from tests.support.servers import Bucket, Controlled  # noqa: E402
 from tests.support.snapshots import local_writer, metadata, tensor_entry  # noqa: E402
 from tests.support.stored import raw, same_bytes  # noqa: E402
@@ -109,12 +113,9 @@ class Tagged(torch.Tensor):
     pass
 
 
-def test_what_cannot_be_written_to_directly_is_copied_into_in_blocks(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_written_to_directly_is_copied_into(tmp_path: pathlib.Path) -> None:
     values = {"plain": torch.randn(300, 7), "scalar": torch.tensor(2.5), "half": torch.randn(4, 4).bfloat16()}
     path = save(tmp_path, **values, lazy=torch.randn(5, dtype=torch.complex64))
-    monkeypatch.setattr("snapctl.tensors.BATCH_BYTES", 64)
     into = State(**{k: torch.zeros_like(v).as_subclass(Tagged) for k, v in values.items()})
     into["lazy"] = torch.zeros(5, dtype=torch.complex64).conj()
     before = dict(into)
@@ -125,6 +126,21 @@ def test_what_cannot_be_written_to_directly_is_copied_into_in_blocks(
     fresh = State()
     restore(path, {"m": fresh})
     assert torch.equal(into["lazy"].resolve_conj(), fresh["lazy"])
+
+
+def test_it_is_copied_in_blocks_of_bounded_size(tmp_path: pathlib.Path) -> None:
+    values = {"plain": torch.randn(300, 7), "wide": torch.randn(2, 400), "scalar": torch.tensor(2.5)}
+    path = save(tmp_path, **values)
+    entries = {entry.path: entry for entry in read_manifest(open_storage(path)).logical_entries()}
+    targets = {name: torch.zeros_like(tensor).as_subclass(Tagged) for name, tensor in values.items()}
+    wanted = []
+    for name, target in targets.items():
+        described = describe(target)
+        assert described is not None
+        wanted.append((resolve_layouts(entries[f"m/{name}"])[0], described))
+    with TensorReader(open_storage(path), batch_bytes=64) as reader:
+        fill(reader, wanted)
+    assert all(torch.equal(targets[name].as_subclass(torch.Tensor), tensor) for name, tensor in values.items())
 
 
 def test_zero_sized_tensors_need_no_blob(tmp_path: pathlib.Path) -> None:

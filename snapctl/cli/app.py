@@ -17,6 +17,7 @@ COMMANDS = {
     "list": "The checkpoints of a save directory.",
     "latest": "The path of the newest complete checkpoint.",
     "show": "What is in a checkpoint.",
+    "restore-weight": "Tensors out of a checkpoint, into a file of another format.",
     "wait": "Wait for a checkpoint, and for its evaluation.",
     "mark-eval": "Mark partitions as evaluated, or claim one for evaluation.",
     "pin": "Protect a checkpoint from prune.",

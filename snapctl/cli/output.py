@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from snapctl.errors import NoSpaceError, RefusedError, SnapctlError, StorageError
+from snapctl.errors import InvalidOptionError, NoSpaceError, RefusedError, SnapctlError, StorageError
 from snapctl.markers import json_number
 
 MIN_COLUMN = 8
@@ -217,6 +217,25 @@ class Output:
         with progress.Progress(*columns, progress.TimeRemainingColumn(), console=console, transient=True) as bar:
             task = bar.add_task(printable(description), total=total)
             yield lambda done: bar.update(task, completed=done)
+
+
+class StdoutSink:
+    """Standard output for bytes that are no text: a file that is written there."""
+
+    def __init__(self) -> None:
+        if sys.stdout is None:
+            raise StorageError("stdout: is closed")
+        if _is_terminal(sys.stdout):
+            raise InvalidOptionError("binary data is not written to a terminal", hint="redirect standard output")
+        sys.stdout.flush()
+
+    def write(self, data: bytes | memoryview, /) -> int:
+        """Writes all of it."""
+        with stdout_errors():
+            return sys.stdout.buffer.write(data)
+
+    def flush(self) -> None:
+        """`main` flushes at the end."""
 
 
 @contextlib.contextmanager

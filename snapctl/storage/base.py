@@ -215,6 +215,17 @@ class Storage(abc.ABC):
         data = self.read_range(path, start, start + len(buffer), version=version)
         buffer[:] = data
 
+    def copy_range(self, path: str, start: int, end: int, descriptor: int, *, version: str = "") -> int:
+        """Has the operating system append the bytes ``[start, end)`` of a file to an open file of this machine.
+
+        Returns:
+            how many bytes it copied; fewer, or none, where it cannot: then they are to be read and written.
+
+        Raises:
+            ShortReadError, PreconditionError, StorageError: as `read_range`, for the file that is read.
+        """
+        return 0
+
     @abc.abstractmethod
     def write(
         self,

@@ -204,6 +204,21 @@ class LocalStorage(Storage):
         with self._open_blob(path, start, start + len(buffer), version) as descriptor:
             _fill(descriptor, start, buffer, self._file(path))
 
+    def copy_range(self, path: str, start: int, end: int, descriptor: int, *, version: str = "") -> int:
+        if not hasattr(os, "copy_file_range"):  # not on Linux
+            return 0
+        done = 0
+        with self._open_blob(path, start, end, version) as source:
+            while start + done < end:
+                try:
+                    copied = os.copy_file_range(source, descriptor, end - start - done, start + done)
+                except OSError:  # across file systems, a full disk, …: reading and writing will tell which
+                    return done
+                if copied == 0:
+                    return done
+                done += copied
+        return done
+
     @contextlib.contextmanager
     def _open_blob(self, path: str, start: int, end: int, version: str) -> Iterator[int]:
         """A descriptor of a file that reaches to `end`: no room is made for what a file does not hold."""
