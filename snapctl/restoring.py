@@ -30,21 +30,14 @@ from snapctl.blob_reader import blob_problem
 from snapctl.checkpoints import record_matches
 from snapctl.checksums import crc32c
 from snapctl.errors import (
-    DamagedError,
-    RefusedError,
-    RestoreDamagedError,
     RestoreError,
-    RestoreRefusedError,
     SaveError,
     SnapctlError,
-    StorageError,
-    UnpicklingError,
 )
 from snapctl.manifest import MANIFEST_NAME, encode_key, split_rank
 from snapctl.object_reading import ObjectReader
 from snapctl.optimizers import find_parameter, undo_conversions
 from snapctl.rank_view import RankView, replication_test
-from snapctl.ranks import describe as in_words
 from snapctl.restore_plan import (
     Given,
     ObjectRead,
@@ -59,6 +52,7 @@ from snapctl.restore_plan import (
     fit_problem,
     plan_restore,
 )
+from snapctl.restore_problems import Found, as_problem, blob_damage, make_error, merge_problems
 from snapctl.save_record import SAVE_RECORD_PATH, BlobSum, parse_save_record
 from snapctl.saving import open_ranks
 from snapctl.snapshots import OpenSnapshot, open_snapshot
@@ -68,9 +62,6 @@ from snapctl.tensor_targets import describe, fill, must_be_replaced, new_target,
 from snapctl.tensors import TensorReader
 
 logger = logging.getLogger("snapctl.restoring")
-
-MAX_LISTED = 1000
-"""Problems in one message; `RestoreError.problems` has them all."""
 
 
 def restore(
@@ -175,50 +166,20 @@ class _Restore:
             yield
         except Exception as error:  # noqa: BLE001 - load_state_dict raises whatever it likes
             self._cause = self._cause or error
-            self._problems.append(_as_problem(error, path))
+            self._problems.append(as_problem(error, path))
 
     def _agree(self) -> None:
         """Raises on every rank what any rank has found."""
         gathered = self._ranks.gather(self._problems)
-        merged: dict[Problem, list[int]] | None = None
-        if gathered is not None:
-            merged = {}
-            for rank, found in enumerate(gathered):
-                for problem in found:
-                    merged.setdefault(problem, []).append(rank)
-        merged = self._ranks.share(merged)
+        merged = self._ranks.share(merge_problems(gathered) if gathered is not None else None)
         if merged:
-            raise self._error([(problem, tuple(ranks)) for problem, ranks in merged.items()]) from self._cause
+            raise self._error(merged) from self._cause
 
-    def _error(self, found: Sequence[tuple[Problem, tuple[int, ...]]]) -> RestoreError:
-        everybody = self._ranks.world_size
-        lines = []
-        for problem, ranks in found:
-            who = f" (rank {', '.join(map(str, ranks))})" if ranks and len(ranks) != everybody else ""
-            lines.append(problem.text + who)
-        shown = "; ".join(lines[:MAX_LISTED]) + (f"; … ({len(lines)} in all)" if len(lines) > MAX_LISTED else "")
+    def _error(self, found: Sequence[Found]) -> RestoreError:
         incomplete = (self._under_way,) if self._under_way else ()
-        touched = f"loaded: {', '.join(self._loaded) or 'nothing'}"
-        if incomplete:
-            touched += f"; with old and new values in it: {self._under_way}"
-        state = touched if self._loaded or incomplete else "the state is as it was"
-        kinds = {problem.kind for problem, _ in found}
-        kind: type[RestoreError] = RestoreError
-        if kinds == {"damaged"}:
-            kind = RestoreDamagedError
-        elif kinds == {"pickle"}:
-            kind = RestoreRefusedError
-        error = kind(
-            f"{self._path} was not restored ({state}): {shown}",
-            problems=tuple(lines),
-            ranks=tuple(sorted({rank for _, ranks in found for rank in ranks})),
-            loaded=tuple(self._loaded),
-            incomplete=incomplete,
-            hint="; ".join(_HINTS[kind] for kind in _HINTS if kind in kinds) or None,
+        return make_error(
+            self._path, found, world_size=self._ranks.world_size, loaded=tuple(self._loaded), incomplete=incomplete
         )
-        if isinstance(error, RestoreDamagedError):
-            error.kind, error.entry, error.blob = found[0][0].damage, found[0][0].entry, found[0][0].blob
-        return error
 
     # -- before anything is touched ----------------------------------------------------------------------------------
 
@@ -373,7 +334,7 @@ class _Restore:
                     found = self._reader.look_up([box.location])[box.location]
                     problem = blob_problem(box, found)
                     if problem is not None:
-                        self._problems.append(_as_problem(problem, read.path))
+                        self._problems.append(as_problem(problem, read.path))
         self._timings.needed_bytes = sum(needed.values()) + self._objects.needed_bytes
         whole = {}
         for location, entry in owners.items():
@@ -383,10 +344,10 @@ class _Restore:
             if record.size_bytes != file.size_bytes:
                 kind = "short-blob" if file.size_bytes < record.size_bytes else "checksum"
                 text = f"has {file.size_bytes} bytes, and {record.size_bytes} were written when it was saved"
-                self._problems.append(_blob_problem(kind, entry, location, text))
+                self._problems.append(blob_damage(kind, entry, location, text))
             elif file.crc32c not in (None, record.crc32c):
                 self._problems.append(
-                    _blob_problem("checksum", entry, location, "is not what was written when it was saved")
+                    blob_damage("checksum", entry, location, "is not what was written when it was saved")
                 )
             if needed[location] >= record.size_bytes:
                 whole[location] = (record.size_bytes, record.crc32c)
@@ -516,11 +477,6 @@ class _Restore:
 
 
 _QUANTIZED = ("qint8", "quint8", "qint32")
-_HINTS = {
-    "own": "name it in replicated= if it is the same on all ranks, or leave it out of the state",
-    "pickle": "restore(…, allow_pickle=True) unpickles them, which runs whatever code the checkpoint says: "
-    "only if you trust everybody who could write to it",
-}
 
 
 def _wanted(read: TensorRead, layout: Any) -> Iterator[Any]:
@@ -530,22 +486,6 @@ def _wanted(read: TensorRead, layout: Any) -> Iterator[Any]:
         yield (0,) * len(layout.shape or ()), layout.shape or ()
     else:
         yield from regions(like)
-
-
-def _blob_problem(kind: str, entry: str, location: str, text: str) -> Problem:
-    return Problem("damaged", "", f"{entry}: {location} {text}", kind, entry, location)
-
-
-def _as_problem(error: BaseException, path: str) -> Problem:
-    """An error as something that can be told to other ranks."""
-    if isinstance(error, DamagedError):
-        return Problem("damaged", path, error.message, error.kind, error.entry, error.blob)
-    if isinstance(error, RefusedError):
-        return Problem("pickle" if isinstance(error, UnpicklingError) else "unsupported", path, error.message)
-    if isinstance(error, StorageError):
-        return Problem("storage", path, error.message)
-    prefix = f"{path}: " if path else ""
-    return Problem("failed", path, error.message if isinstance(error, SnapctlError) else prefix + in_words(error))
 
 
 def _some(paths: Sequence[str], limit: int = 20) -> str:
