@@ -9,6 +9,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from snapctl.blob_file import SMALL_FILE_BYTES, BlobFile
+from snapctl.checksums import BlobSums
 from snapctl.errors import (
     DamagedError,
     InvalidPathError,
@@ -36,6 +37,7 @@ class BlobReader:
         on_read: called with `bytes_read` whenever some have come, from any thread.
         read_bytes: the longest request.
         gap_bytes: how many unneeded bytes are read over rather than asked around.
+        sums: looks at every piece that has come, where checksums are to be compared.
     """
 
     def __init__(self, storage: Storage, *, read_bytes: int | None = None) -> None:
@@ -43,6 +45,7 @@ class BlobReader:
         self.storage = storage
         self.bytes_read = 0
         self.on_read: Callable[[int], None] | None = None
+        self.sums: BlobSums | None = None
         self.read_bytes = read_bytes or (LOCAL_READ_BYTES if is_local else REMOTE_READ_BYTES)
         self.gap_bytes = 0 if is_local else REMOTE_GAP_BYTES
         self._jobs = max(2, storage.parallel_requests)
@@ -100,6 +103,14 @@ class BlobReader:
         with self._errors(location, start, start + len(buffer), entry):
             self.storage.read_into(location, start, buffer, version=self._version(location))
         self._count(len(buffer))
+        if self.sums is not None and (differing := self.sums.add(location, start, buffer)) is not None:
+            recorded, computed = differing
+            raise DamagedError(
+                f"{entry}: {location} has the CRC32C {computed:08x}, and {recorded:08x} was recorded when it was saved",
+                kind="checksum",
+                entry=entry,
+                blob=location,
+            )
 
     def copy(self, location: str, start: int, end: int, file: NewFile, entry: str) -> int:
         """Has the operating system append a part of a blob to a file, where it can; raises as `fetch`.

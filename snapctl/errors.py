@@ -16,6 +16,7 @@
     │   ├── UnsavableError                               the state holds what cannot be saved exactly
     │   ├── OutputExistsError       (FileExistsError)
     │   ├── UnsupportedEntryError                        an entry that cannot be decoded or written
+    │   ├── UnpicklingError                              an object that is not on PyTorch's weights-only list
     │   └── MissingExtraError       (ImportError)        an optional part is not installed
     ├── StorageError                (OSError)
     │   ├── StorageNotFoundError    (FileNotFoundError)  this object or directory is not there
@@ -27,6 +28,9 @@
     │   ├── ShortReadError                               fewer bytes than asked for
     │   └── NoSpaceError
     ├── SaveError                   (RuntimeError)       a save came to nothing: no manifest was written
+    ├── RestoreError                (RuntimeError)       a checkpoint does not fit the state, or a restore broke off
+    │   ├── RestoreDamagedError     (DamagedError)       … since the checkpoint is damaged
+    │   └── RestoreRefusedError     (RefusedError)       … since objects would have to be unpickled
     └── DeadlineError               (TimeoutError)       waited in vain
     ├── DeadlineError               (TimeoutError)       waited in vain
     │   └── EvaluationTimeoutError                       some evaluators have not marked the checkpoint
@@ -161,6 +165,10 @@ class UnsupportedEntryError(RefusedError):
     """An entry of a type, dtype or serializer that this version cannot decode, or that the output cannot hold."""
 
 
+class UnpicklingError(RefusedError):
+    """An object that would have to be unpickled, which can run code."""
+
+
 class MissingExtraError(RefusedError, ImportError):
     """An optional part of snapctl is not installed."""
 
@@ -240,6 +248,59 @@ class SaveError(SnapctlError, RuntimeError):
     @property
     def facts(self) -> Mapping[str, Any]:
         return {"ranks": list(self.ranks), "unknown": self.unknown}
+
+
+class RestoreError(SnapctlError, RuntimeError):
+    """A restore came to nothing, or broke off, on all ranks alike.
+
+    Attributes:
+        problems: everything that was found, a line each; the message holds them too.
+        ranks: the ranks that found something.
+        loaded: names in the state that were loaded in full before it broke off.
+        incomplete: names whose tensors may hold old and new values, side by side. With both empty, nothing of the
+            state was touched.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        problems: tuple[str, ...] = (),
+        ranks: tuple[int, ...] = (),
+        loaded: tuple[str, ...] = (),
+        incomplete: tuple[str, ...] = (),
+        hint: str | None = None,
+    ) -> None:
+        SnapctlError.__init__(self, message, hint=hint)  # not those of a DamagedError
+        self.problems = problems
+        self.ranks = ranks
+        self.loaded = loaded
+        self.incomplete = incomplete
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {
+            "problems": list(self.problems),
+            "ranks": list(self.ranks),
+            "loaded": list(self.loaded),
+            "incomplete": list(self.incomplete),
+        }
+
+
+class RestoreDamagedError(RestoreError, DamagedError):
+    """A restore found the checkpoint damaged; `kind`, `entry` and `blob` are those of the first problem."""
+
+    kind: str = ""
+    entry: str | None = None
+    blob: str | None = None
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        return {**RestoreError.facts.fget(self), **DamagedError.facts.fget(self)}  # type: ignore[attr-defined]
+
+
+class RestoreRefusedError(RestoreError, RefusedError):
+    """A restore would have had to unpickle objects; nothing was touched."""
 
 
 class DeadlineError(SnapctlError, TimeoutError):

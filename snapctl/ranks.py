@@ -44,8 +44,11 @@ class Ranks:
     def get_world_size(self) -> int:
         return self.world_size
 
-    def meet(self, step: int, path: str) -> str:
-        """Waits until every rank saves the same step.
+    def meet(self, step: int | str, path: str) -> str:
+        """Waits until every rank saves the same step, or is about to do the same thing.
+
+        Args:
+            step: the step that is saved; or in words what is to be done (``restore``).
 
         Returns:
             The path of rank 0, which is what all of them use.
@@ -167,15 +170,15 @@ class StoreRanks(Ranks):
 
     # -- coming together -----------------------------------------------------------------------------------------
 
-    def meet(self, step: int, path: str) -> str:
+    def meet(self, step: int | str, path: str) -> str:
         if self.rank == 0:
             return self._await_all(step, path)
         return self._join(step, path)
 
-    def _await_all(self, step: int, path: str) -> str:
+    def _await_all(self, step: int | str, path: str) -> str:
         """Rank 0 gives this save a fresh name, and goes on when every rank has said hello for it."""
         name = uuid.uuid4().hex
-        came: dict[int, tuple[str, int]] = {}
+        came: dict[int, tuple[str, int | str]] = {}
         missing = set(range(1, self.world_size))
         for pause in self._pauses(self._patience):
             for rank in sorted(missing):
@@ -191,18 +194,18 @@ class StoreRanks(Ranks):
         if missing:
             who = _ranks(sorted(missing))
             error = SaveError(
-                f"{who} did not come to save step {step} within {self._patience:g} s", ranks=tuple(sorted(missing))
+                f"{who} did not come to {_purpose(step)} within {self._patience:g} s", ranks=tuple(sorted(missing))
             )
         elif others:
             rank, theirs = next(iter(sorted(others.items())))
-            error = SaveError(f"rank {rank} saves step {theirs} while rank 0 saves step {step}", ranks=tuple(others))
+            error = SaveError(f"rank {rank} {_does(theirs)} while rank 0 {_does(step)}", ranks=tuple(others))
         self._put("save", {"name": name, "nonces": nonces, "path": path, "error": error and (str(error), error.ranks)})
         if error is not None:
             raise error
         self._begin(name)
         return path
 
-    def _join(self, step: int, path: str) -> str:
+    def _join(self, step: int | str, path: str) -> str:
         nonce = uuid.uuid4().hex
         self._put(f"hello/{self.rank}", (nonce, step))
         try:
@@ -211,7 +214,7 @@ class StoreRanks(Ranks):
                 if save is not None and save["nonces"].get(self.rank) == nonce:
                     break
                 if pause is None:
-                    raise SaveError(f"rank 0 did not come to save step {step} within {self._patience:g} s", ranks=(0,))
+                    raise SaveError(f"rank 0 did not come to {_purpose(step)} within {self._patience:g} s", ranks=(0,))
         finally:
             self._put(f"hello/{self.rank}", None)  # an old hello must never be taken for a new one
         if save["error"] is not None:
@@ -437,3 +440,11 @@ class _Messenger:
 def _ranks(ranks: Sequence[int]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:20]) + (", …" if len(ranks) > 20 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def _purpose(step: int | str) -> str:
+    return step if isinstance(step, str) else f"save step {step}"
+
+
+def _does(step: int | str) -> str:
+    return f"is about to {step}" if isinstance(step, str) else f"saves step {step}"

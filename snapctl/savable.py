@@ -100,7 +100,7 @@ def why_refused(value: Any) -> tuple[str, str] | None:
         if not SAVES_DTENSORS:
             way_out = "pip install torchsnapshot-nightly==2024.7.26, or save its full_tensor()"
             return f"a DTensor, which torchsnapshot {torchsnapshot.__version__} cannot save", way_out
-        strange = _strange_placement(value)
+        strange = strange_placement(value)
         if strange is not None:
             return f"a DTensor with the placement {strange}", "redistribute() it to Shard and Replicate"
         return why_refused(_local(value))
@@ -124,7 +124,7 @@ def why_refused(value: Any) -> tuple[str, str] | None:
     return None
 
 
-def _strange_placement(tensor: Any) -> str | None:
+def strange_placement(tensor: Any) -> str | None:
     """The name of a placement whose local tensors are no boxes of the whole one, or None.
 
     FSDP over tensor parallelism cuts the same dimension twice, the inner mesh dimension first: it calls the outer

@@ -124,7 +124,13 @@ def stage(
 
 
 def _agree_on_patterns(app_state: Mapping[str, Any], replicated: Sequence[str], ranks: Ranks) -> set[str]:
-    """Globs of what all ranks say is replicated; what is wrapped in DistributedDataParallel is so by itself."""
+    """Globs of what all ranks say is replicated."""
+    gathered = ranks.gather(replicated_globs(app_state, replicated))
+    return set(ranks.share(set.intersection(*gathered) if gathered is not None else None))
+
+
+def replicated_globs(app_state: Mapping[str, Any], replicated: Sequence[str]) -> set[str]:
+    """Globs of what is replicated; what is wrapped in DistributedDataParallel is so by itself."""
     mine = set(replicated)
     for key, value in app_state.items():
         if isinstance(value, DistributedDataParallel):
@@ -135,8 +141,7 @@ def _agree_on_patterns(app_state: Mapping[str, Any], replicated: Sequence[str], 
                 continue
             named = [name for name, _ in (*value.named_parameters(), *value.named_buffers())]
             mine.update(f"{base}/{glob.escape(_encode(name))}" for name in named if name not in ignored)
-    gathered = ranks.gather(mine)
-    return set(ranks.share(set.intersection(*gathered) if gathered is not None else None))
+    return mine
 
 
 def _encode(key: str) -> str:

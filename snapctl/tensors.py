@@ -19,6 +19,7 @@ import numpy as np
 from snapctl.blob_file import BlobFile
 from snapctl.blob_reader import BlobReader, blob_problem, wait_for
 from snapctl.box_decoder import BoxDecoder
+from snapctl.checksums import BlobSums
 from snapctl.dtypes import QUANTIZED_DTYPES, bits, numpy_dtype
 from snapctl.errors import DamagedError, InvalidOptionError, UnsupportedEntryError
 from snapctl.manifest import ObjectEntry
@@ -109,6 +110,21 @@ class TensorReader:
         """
         return self._blobs.look_up(locations)
 
+    def use_checksums(self, expected: Mapping[str, tuple[int, int]]) -> None:
+        """Compares blobs that are read whole, in whatever pieces, with ``(length, CRC32C)``; a difference raises.
+
+        Args:
+            expected: by location; those that will only be read in part cost time and are better left out.
+        """
+        if self._blobs.sums is None:
+            self._blobs.sums = BlobSums()
+        self._blobs.sums.expected = expected
+
+    @property
+    def blobs_checked(self) -> int:
+        """Blobs whose checksum was found right."""
+        return 0 if self._blobs.sums is None else self._blobs.sums.checked
+
     def find_blob_problems(self, layouts: Iterable[TensorLayout], region: Region | None = None) -> list[DamagedError]:
         """What is missing of the blobs that tensors need, without reading any.
 
@@ -147,6 +163,16 @@ class TensorReader:
         """Raises the first of `find_blob_problems`."""
         for problem in self.find_blob_problems(layouts, region):
             raise problem
+
+    def find_needed(self, layout: TensorLayout, region: Region) -> Iterator[tuple[Box, int]]:
+        """The boxes that share elements with a region, and how many bytes of each are needed (or all that it has)."""
+        if not layout.is_raw:
+            for box in layout.needed_boxes:
+                found = self.look_up([box.location])[box.location]
+                yield box, box.size_bytes if box.size_bytes is not None else 0 if found is None else found.size_bytes
+            return
+        for box, shared in self._index(layout).find(region):
+            yield box, math.prod(shared[1]) * (layout.item_bytes or 0)
 
     def _needed(self, layout: TensorLayout, region: Region | None) -> Iterator[Box]:
         if region is None or layout.shape is None or not layout.is_raw:
@@ -387,6 +413,14 @@ class TensorReader:
             raise UnsupportedEntryError(f"{manifest_path}: serializer {entry.serializer!r} is not known")
         with self.open_object(manifest_path, entry) as file:
             return load_object(file, entry=manifest_path, blob=entry.location, obj_type=entry.obj_type)
+
+    def read_object_bytes(self, manifest_path: str, entry: ObjectEntry) -> bytes:
+        """The blob of an object, whole; raises as `open_object`."""
+        with self.open_object(manifest_path, entry):
+            found = self.look_up([entry.location])[entry.location]
+            data = bytearray(0 if found is None else found.size_bytes)
+            self._blobs.fill(entry.location, 0, memoryview(data), manifest_path)
+            return bytes(data)
 
     def open_object(self, manifest_path: str, entry: ObjectEntry) -> BlobFile:
         """The blob of an object as a file.

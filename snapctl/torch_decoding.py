@@ -9,15 +9,17 @@ import contextlib
 import io
 import math
 import pickle
+import pickletools
 import struct
 import warnings
+import zipfile
 from collections.abc import Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
 from snapctl.dtypes import QUANTIZED_DTYPES, numpy_dtype
-from snapctl.errors import DamagedError, MissingExtraError, RefusedError, SnapctlError, UnsupportedEntryError
+from snapctl.errors import DamagedError, MissingExtraError, SnapctlError, UnpicklingError, UnsupportedEntryError
 from snapctl.manifest import DTYPE_SIZES
 
 if TYPE_CHECKING:
@@ -49,19 +51,24 @@ def torch_dtype(name: str) -> torch.dtype:
     return found
 
 
-def load_object(file: IO[bytes] | io.RawIOBase, *, entry: str, blob: str, obj_type: str | None = None) -> Any:
+def load_object(
+    file: IO[bytes] | io.RawIOBase, *, entry: str, blob: str, obj_type: str | None = None, allow_pickle: bool = False
+) -> Any:
     """What ``torch.save`` wrote, with PyTorch's weights-only loading: nothing else is ever unpickled.
 
     Args:
         file: seekable.
         obj_type: the class that the manifest names, for the message of a refusal.
+        allow_pickle: unpickle anything, which runs whatever code the file says.
 
     Raises:
-        RefusedError: it holds something that would have to be unpickled.
+        UnpicklingError: it holds something that would have to be unpickled.
         DamagedError: it is no such file (``undecodable``).
         MissingExtraError: torch is not installed.
     """
     numerics = import_torch(f"{entry} (torch_save)")
+    if allow_pickle:
+        return _unpickle(numerics, file, entry=entry, blob=blob)
     try:
         with _quiet():
             return numerics.load(file, map_location="cpu", weights_only=True)
@@ -69,15 +76,54 @@ def load_object(file: IO[bytes] | io.RawIOBase, *, entry: str, blob: str, obj_ty
         raise
     except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError, TypeError, AttributeError,
             IndexError, struct.error) as error:  # fmt: skip
+        kind = f"an object of {obj_type}" if obj_type else "an object"
+        refusal = f"{entry}: {kind} that would have to be unpickled, which can run code"
         unsafe = _unsafe_globals(numerics, file)
         if unsafe:
-            kind = f"an object of {obj_type}" if obj_type else "an object"
-            raise RefusedError(
-                f"{entry}: {kind} that would have to be unpickled, which can run code: {', '.join(unsafe[:5])}"
-            ) from error
-        reason = " ".join(str(error).split("\n")[0].split())[:160] or type(error).__name__
+            raise UnpicklingError(f"{refusal}: {', '.join(unsafe[:5])}") from error
+        if isinstance(error, pickle.UnpicklingError) and _is_whole(file):
+            raise UnpicklingError(refusal) from error  # weights-only loading knows some of pickle's instructions only
         raise DamagedError(
-            f"{entry}: {blob} cannot be decoded as torch_save: {reason}", kind="undecodable", entry=entry, blob=blob
+            f"{entry}: {blob} cannot be decoded as torch_save: {_reason(error)}",
+            kind="undecodable",
+            entry=entry,
+            blob=blob,
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """What is wrong, without torch's advice on how to load it in spite of that."""
+    text = str(error)
+    _, found, after = text.partition("WeightsUnpickler error:")
+    lines = [line for line in (after if found else text).splitlines() if line.strip()]
+    words = " ".join(lines[0].split())[:160] if lines and not lines[0].startswith("Check the doc") else ""
+    return words or type(error).__name__
+
+
+def _is_whole(file: IO[bytes] | io.RawIOBase) -> bool:
+    """Whether the archive and its pickle can be read to the end; nothing in it is run."""
+    try:
+        file.seek(0)
+        with zipfile.ZipFile(file) as archive:
+            names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            opcodes = [opcode.name for name in names for opcode, _, _ in pickletools.genops(archive.read(name))]
+    except SnapctlError:
+        raise
+    except Exception:  # noqa: BLE001 - broken in whatever way
+        return False
+    return bool(opcodes) and opcodes[-1] == "STOP"
+
+
+def _unpickle(numerics: Any, file: IO[bytes] | io.RawIOBase, *, entry: str, blob: str) -> Any:
+    try:
+        with _quiet():
+            return numerics.load(file, map_location="cpu", weights_only=False)
+    except SnapctlError:
+        raise
+    except Exception as error:  # whatever the code in it raises
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        raise DamagedError(
+            f"{entry}: {blob} cannot be unpickled: {reason}", kind="undecodable", entry=entry, blob=blob
         ) from error
 
 

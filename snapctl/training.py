@@ -10,10 +10,12 @@ from typing import Any
 import torchsnapshot
 
 from snapctl.checkpoints import find_place, get_checkpoint
-from snapctl.errors import InvalidOptionError, SaveDirNotFoundError
+from snapctl.errors import CheckpointNotFoundError, InvalidOptionError, SaveDirNotFoundError
 from snapctl.plugin import plugin_url
+from snapctl.restoring import restore
 from snapctl.saving import PendingSnapshot, SaveOptions, start_save
 from snapctl.storage import open_storage
+from snapctl.weight_loading import load_weight
 
 EXTRA_STATE = "extra_state"
 
@@ -102,6 +104,66 @@ class Snapshot:
         )
         return self._pending
 
+    def restore(
+        self,
+        checkpoint: str | os.PathLike[str] | torchsnapshot.Snapshot,
+        *,
+        allow_pickle: bool = False,
+        checksums: bool | None = None,
+    ) -> None:
+        """Restores a checkpoint into the state; on all ranks of a job at the same time, however many saved it.
+
+        Tensors are read in place. ``step`` and ``walltime`` stay as they are where the checkpoint has none.
+
+        Args:
+            checkpoint: its path or URL, a save directory (then its latest), or what `get_torch_snapshot` returns.
+            allow_pickle: also unpickle objects that are not on PyTorch's weights-only list. **Unpickling runs whatever
+                code the checkpoint says**: only for checkpoints of people whom you would let run code here.
+            checksums: compare what is read with the checksums that the save recorded; None: as ``options`` says.
+
+        Raises:
+            RestoreError: it does not fit the state, or broke off; everything that was found, on every rank.
+            RestoreDamagedError: blobs are missing, short, or not what was saved.
+            RestoreRefusedError: objects would have to be unpickled.
+            CheckpointNotFoundError, ManifestError, StorageError: it could not be opened.
+        """
+        path, found_options = _path_and_options(checkpoint)
+        restore(
+            path,
+            self.state,
+            storage_options=found_options if found_options is not None else self._storage_options,
+            replicated=self._replicated,
+            optional=frozenset({f"{EXTRA_STATE}/step", f"{EXTRA_STATE}/walltime"}),
+            allow_pickle=allow_pickle,
+            checksums=self._options.checksums if checksums is None else checksums,
+            patience_seconds=self._options.patience_seconds,
+        )
+
+    @staticmethod
+    def load_snapshot_to_weight(
+        embedding_snapshot: str | os.PathLike[str] | torchsnapshot.Snapshot,
+        snapshot_emb_name: str,
+        weight_tensor: Any,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Loads one tensor of a checkpoint into an existing weight, in place; each rank what it holds of it.
+
+        Args:
+            embedding_snapshot: what `get_torch_snapshot` returns, or a path: of a checkpoint, or of a save directory
+                (then its latest).
+            snapshot_emb_name: the tensor's path, the end of it, or any part of it that no other tensor's path has.
+            weight_tensor: a tensor, a ShardedTensor or a DTensor of the same shape and dtype.
+            storage_options: for fsspec.
+
+        Raises:
+            EntryNotFoundError: no such tensor, or several; `candidates` names them.
+            RestoreError: its shape or dtype is another one.
+            DamagedError, CheckpointNotFoundError, ManifestError, StorageError: as everywhere.
+        """
+        path, found_options = _path_and_options(embedding_snapshot)
+        load_weight(path, snapshot_emb_name, weight_tensor, storage_options or found_options)
+
     @staticmethod
     def get_torch_snapshot(
         snapshot_path: str,
@@ -122,6 +184,23 @@ class Snapshot:
         """
         path = _checkpoint_path(snapshot_path, global_step, missing_ok, storage_options)
         return torchsnapshot.Snapshot(plugin_url(path) if path else "", storage_options=dict(storage_options or {}))
+
+
+def _path_and_options(
+    checkpoint: str | os.PathLike[str] | torchsnapshot.Snapshot,
+) -> tuple[str, Mapping[str, Any] | None]:
+    """Where a checkpoint is; the storage options that a torchsnapshot snapshot brings along."""
+    if isinstance(checkpoint, str | os.PathLike):
+        return os.fspath(checkpoint), None
+    path = getattr(checkpoint, "path", None)
+    if not isinstance(path, str):
+        raise InvalidOptionError(f"not a checkpoint: {checkpoint!r}")
+    if not path:
+        raise CheckpointNotFoundError(
+            "the snapshot is none: get_torch_snapshot(…, missing_ok=True) found no checkpoint"
+        )
+    options = getattr(checkpoint, "_storage_options", None)
+    return path.removeprefix(plugin_url("")), options or None
 
 
 def _checkpoint_path(path: str, step: int | None, missing_ok: bool, storage_options: Mapping[str, Any] | None) -> str:
