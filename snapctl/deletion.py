@@ -225,7 +225,8 @@ class Deleter:
         files = storage.list_tree(cuts=self._listings.cuts(row.step)) if fresh or known is None else known
         if not files:
             raise _Stop(_GONE)
-        contents = digest(files)
+        contents = row.subject.contents if files is known else None
+        contents = contents if contents is not None else digest(files)
         if contents.held is not None and contents.held_until > self._now().now:
             until = format_time(contents.held_until)
             why = f"is retained until {until}" if until else "is under a hold"
@@ -344,13 +345,15 @@ class Deleter:
     def _finish(
         self, storage: Storage, files: Sequence[FileInfo], announcement: FileInfo, *, freed_bytes: int
     ) -> Outcome:
-        rest = [file for file in files if file.path not in (MANIFEST_NAME, DELETING_NAME)]
-        saved = [file for file in rest if not is_own_file(file.path)]
-        own = [file for file in rest if is_own_file(file.path)]
+        saved: list[FileInfo] = []
+        own: list[FileInfo] = []
+        for file in files:
+            if file.path not in (MANIFEST_NAME, DELETING_NAME):
+                (own if is_own_file(file.path) else saved).append(file)
         for part in (saved, own):
             report = storage.delete_files(part, stop=self._stop, on_done=self._on_done)
             freed_bytes += report.deleted_bytes
-            if (outcome := _trouble(report, len(rest), freed_bytes)) is not None:
+            if (outcome := _trouble(report, len(saved) + len(own), freed_bytes)) is not None:
                 return outcome
         message = None
         try:

@@ -47,6 +47,8 @@ def metric_value(checkpoint: Checkpoint, spec: MetricSpec) -> float | None:
     Raises:
         AmbiguousMetricError: several partitions carry it and none is named.
     """
+    if not checkpoint.markers:
+        return None
     partition, slash, name = spec.text.partition("/")
     for marker in checkpoint.markers:
         if slash and marker.partition == partition and name in marker.metrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from threading import Event
 from typing import Any
@@ -232,11 +233,15 @@ def carry_out(
         )
         result.outcomes[row.step] = deleter.delete(row)
 
+    def ask_for_how_long() -> None:
+        result.soft_delete_seconds = place.storage.soft_delete_seconds()
+
+    works: list[Callable[[], None]] = [functools.partial(delete, row) for row in prepared.plan.deletions]
+    if works:
+        works.insert(0, ask_for_how_long)
     try:
-        run_parallel(delete, prepared.plan.deletions, jobs=_DELETE_JOBS)
+        run_parallel(lambda work: work(), works, jobs=_DELETE_JOBS)
         _tidy_up(prepared, result)
-        if result.freed_bytes:
-            result.soft_delete_seconds = place.storage.soft_delete_seconds()
     finally:
         stop.set()
     return result
