@@ -137,11 +137,23 @@ def prepare(
     """
     if now is not None and not dry_run:
         raise InvalidOptionError("another time than now is only for rehearsals: --now goes with --dry-run")
+    places = open_places(paths, options or {})
+    return prepare_places(places, policy, dry_run=dry_run, now=now, on_look=on_look)
+
+
+def prepare_places(
+    places: Sequence[Place],
+    policy: Policy,
+    *,
+    dry_run: bool,
+    now: float | None = None,
+    on_look: Progress = _ignore,
+) -> list[Prepared]:
+    """`prepare` for save directories that are open already, each once."""
 
     def plan_of(place: Place, clock: Clock, subjects: Collection[Subject]) -> Plan:
         return plan_prune(subjects, policy, save_dir=place.storage.url, clock=clock)
 
-    places = open_places(paths, options or {})
     return _prepare(places, policy, plan_of, dry_run=dry_run, now=now, on_look=on_look)
 
 

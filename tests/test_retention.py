@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from snapctl.metrics import AmbiguousMetricError
 from snapctl.markers import Marker
+from snapctl.metrics import AmbiguousMetricError
 from snapctl.periods import PERIODS, span_of
 from snapctl.retention import Plan
 from tests.support.plans import (
