@@ -11,16 +11,18 @@ import msgspec
 from snapctl.manifest import MANIFEST_NAME
 from snapctl.markers import DELETING_NAME, MARKER_DIR, PIN_NAME, claim_of_path, partition_of_marker
 from snapctl.storage import FileInfo
+from snapctl.storage.local import TEMPORARY_MARK
 
 _SAVED_DIRS = frozenset({"batched", "sharded", "replicated"})
 _RANK = re.compile(r"0|[1-9][0-9]*")
-_TEMPORARY = re.compile(r"\.snapctl-tmp-[0-9a-z]+\Z")
+_TEMPORARY = re.compile(re.escape(TEMPORARY_MARK) + r"[0-9a-z]+\Z")
 _SPECIAL = frozenset({MANIFEST_NAME, DELETING_NAME, PIN_NAME})
 _OWN_DIR = ".snapctl"
+_OWN_NAMES = frozenset({MARKER_DIR, _OWN_DIR, PIN_NAME, DELETING_NAME})
 _CLOCK_NAME = "clock"
 
 
-class Contents(msgspec.Struct, frozen=True):
+class Contents(msgspec.Struct, frozen=True, gc=False):
     """The files of one checkpoint. Folder objects (empty, their names end in a slash) are no files."""
 
     files: int
@@ -56,10 +58,11 @@ def digest(files: Iterable[FileInfo]) -> Contents:
     inner: str | None = None
     held: str | None = None
     special: dict[str, FileInfo] = {}
+    left_by_a_save: dict[str, bool] = {}  # by first directory: there are few, and very many files
     for file in files:
         path = file.path
         first, slash, rest = path.partition("/")
-        if path in _SPECIAL:
+        if not slash and path in _SPECIAL:
             special[path] = file
         if file.held_until is not None and file.held_until > held_until and path != DELETING_NAME:
             held, held_until = path, file.held_until
@@ -67,11 +70,17 @@ def digest(files: Iterable[FileInfo]) -> Contents:
             continue
         count += 1
         size_bytes += 0 if file.is_link else file.size_bytes
-        newest_at = max(newest_at, file.modified_at)
-        oldest_at = min(oldest_at, file.modified_at)
-        if file.modified_at > newest_saved_at and is_saved_file(path):
-            newest_saved, newest_saved_at = path, file.modified_at
-        if foreign is None and not _is_left_by_a_save(first, slash):
+        modified_at = file.modified_at
+        if modified_at > newest_at:
+            newest_at = modified_at
+        if modified_at < oldest_at:
+            oldest_at = modified_at
+        if modified_at > newest_saved_at and is_saved_file(path):
+            newest_saved, newest_saved_at = path, modified_at
+        known = left_by_a_save.get(first + slash)
+        if known is None:
+            known = left_by_a_save[first + slash] = _is_left_by_a_save(first, slash)
+        if not known and foreign is None:
             foreign = path
         if inner is None and slash and rest.endswith((MANIFEST_NAME, DELETING_NAME)) and _is_inner_manifest(rest):
             inner = path
@@ -109,7 +118,7 @@ def is_saved_file(path: str) -> bool:
 def is_own_file(path: str) -> bool:
     """Whether it is something that snapctl or evaluators add to a checkpoint: what goes last when one is deleted."""
     first = path.partition("/")[0]
-    return first in (MARKER_DIR, _OWN_DIR, PIN_NAME, DELETING_NAME) or _TEMPORARY.search(path) is not None
+    return first in _OWN_NAMES or (TEMPORARY_MARK in path and _TEMPORARY.search(path) is not None)
 
 
 def _is_left_by_a_save(first: str, slash: str) -> bool:

@@ -55,6 +55,7 @@ from snapctl.storage import DeletedFiles, FileInfo, Storage, run_parallel
 
 BEGIN_WITHIN_SECONDS = 600.0
 """A deletion that has not begun so long after its announcement is not begun at all: the announcement gets old."""
+_GOES_ON = "half deleted, the next prune goes on"
 _ANOTHER_PRUNE = "another prune is deleting it"
 
 
@@ -114,6 +115,7 @@ class Deleter:
         listings: Listings,
         stop: Event | None = None,
         on_done: Callable[[int], None] | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
@@ -123,6 +125,7 @@ class Deleter:
             listings: of the checkpoints, as far as they are still fresh enough to be used.
             stop: when set, nothing more is begun.
             on_done: called with how many more files are deleted.
+            monotonic: tells how long ago a deletion was announced.
         """
         self._place = place
         self._plan = plan
@@ -132,6 +135,7 @@ class Deleter:
         self._listings = listings
         self._stop = stop
         self._on_done = on_done
+        self._monotonic = monotonic
 
     def delete(self, row: Row) -> Outcome:
         """Deletes the checkpoint of a row, as far as that is still right."""
@@ -170,11 +174,11 @@ class Deleter:
         listed = replace(row.subject, contents=contents)
         if kept := always_kept(listed, self._now()):
             raise _Stop(Outcome("left", kept[0]))
-        started = time.monotonic()
+        started = self._monotonic()
         announcement = self._announce(storage, row.checkpoint, contents)
         with self._taken_back_unless_begun(storage, announcement) as begun:
             self._look_again(row, storage, announcement)
-            _check_age(started)
+            self._check_age(started)
             self._delete_manifest(storage, row.checkpoint.manifest)
             begun.set()
         return self._finish(storage, files, announcement, freed_bytes=_manifest_bytes(row.checkpoint))
@@ -182,14 +186,14 @@ class Deleter:
     def _delete_incomplete(self, row: Row, storage: Storage) -> Outcome:
         files, contents = self._list(row, storage, fresh=True)
         self._judge_remains_again(row, contents)
-        started = time.monotonic()
+        started = self._monotonic()
         announcement = self._announce(storage, row.checkpoint, contents)
         with self._taken_back_unless_begun(storage, announcement) as begun:
             self._look_again(row, storage, announcement)
             now_there = [file for file in storage.list_tree() if file.path != DELETING_NAME]
             if now_there != [file for file in files if file.path != DELETING_NAME]:
                 raise _Stop(Outcome("left", "somebody is writing into it"))
-            _check_age(started)
+            self._check_age(started)
             if contents.manifest is not None:
                 self._delete_manifest(storage, contents.manifest)
             begun.set()
@@ -225,7 +229,8 @@ class Deleter:
         files = storage.list_tree(cuts=self._listings.cuts(row.step)) if fresh or known is None else known
         if not files:
             raise _Stop(_GONE)
-        contents = digest(files)
+        contents = row.subject.contents if files is known else None
+        contents = contents if contents is not None else digest(files)
         if contents.held is not None and contents.held_until > self._now().now:
             until = format_time(contents.held_until)
             why = f"is retained until {until}" if until else "is under a hold"
@@ -315,6 +320,10 @@ class Deleter:
                 return f"the newest checkpoint is gone: step {step}"
         return None
 
+    def _check_age(self, announced_at: float) -> None:
+        if self._monotonic() - announced_at > BEGIN_WITHIN_SECONDS:
+            raise _Stop(Outcome("left", "its announcement got too old before the deletion began"))
+
     # -- (3) ---------------------------------------------------------------------------------------------------
 
     def _delete_manifest(self, storage: Storage, manifest: FileInfo | None) -> None:
@@ -346,15 +355,21 @@ class Deleter:
     def _finish(
         self, storage: Storage, files: Sequence[FileInfo], announcement: FileInfo, *, freed_bytes: int
     ) -> Outcome:
-        rest = [file for file in files if file.path not in (MANIFEST_NAME, DELETING_NAME)]
-        saved = [file for file in rest if not is_own_file(file.path)]
-        own = [file for file in rest if is_own_file(file.path)]
+        saved: list[FileInfo] = []
+        own: list[FileInfo] = []
+        for file in files:
+            if file.path not in (MANIFEST_NAME, DELETING_NAME):
+                (own if is_own_file(file.path) else saved).append(file)
         for part in (saved, own):
-            report = storage.delete_files(part, stop=self._stop, on_done=self._on_done)
+            try:
+                report = storage.delete_files(part, stop=self._stop, on_done=self._on_done)
+            except StorageError as error:
+                return Outcome("failed", f"{_GOES_ON}: {error.message}", freed_bytes, begun=True)
             freed_bytes += report.deleted_bytes
-            if (outcome := _trouble(report, len(rest), freed_bytes)) is not None:
+            if (outcome := _trouble(report, len(saved) + len(own), freed_bytes)) is not None:
                 return outcome
         message = None
+        storage.delete_empty_dirs()  # all but the checkpoint's own, in which the announcement still stands
         try:
             storage.delete(DELETING_NAME, version=announcement.version)
         except PreconditionError:
@@ -382,10 +397,10 @@ def _trouble(report: DeletedFiles, total: int, freed_bytes: int) -> Outcome | No
         return Outcome("left", message, freed_bytes, begun=True)
     if report.failed:
         first = report.failed[0].message
-        message = f"half deleted, the next prune goes on: {len(report.failed)} of {total} files could not be deleted"
+        message = f"{_GOES_ON}: {len(report.failed)} of {total} files could not be deleted"
         return Outcome("failed", f"{message}: {first}", freed_bytes, begun=True)
     if report.unfinished:
-        return Outcome("left", "interrupted: half deleted, the next prune goes on", freed_bytes, begun=True)
+        return Outcome("left", f"interrupted, {_GOES_ON}", freed_bytes, begun=True)
     return None
 
 
@@ -401,11 +416,6 @@ def remove_leftover(place: Place, subject: Subject, clock: Clock) -> str | None:
     except StorageError as error:
         return error.message
     return None
-
-
-def _check_age(announced_at: float) -> None:
-    if time.monotonic() - announced_at > BEGIN_WITHIN_SECONDS:
-        raise _Stop(Outcome("left", "its announcement got too old before the deletion began"))
 
 
 def _nonce_of(storage: Storage) -> str | None:

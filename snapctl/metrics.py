@@ -48,6 +48,8 @@ def metric_value(checkpoint: Checkpoint, spec: MetricSpec, *, named: bool | None
     Raises:
         AmbiguousMetricError: several partitions carry it and none is named.
     """
+    if not checkpoint.markers:
+        return None
     if named is None:
         named = names_partition([checkpoint], spec)
     if named:

@@ -24,6 +24,7 @@ from snapctl.durations import parse_duration
 from snapctl.errors import InvalidOptionError
 from snapctl.markers import check_partition
 from snapctl.metrics import MetricSpec, parse_metric_spec
+from snapctl.periods import PERIODS, Period
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,9 +32,7 @@ else:
     import tomli as tomllib
 
 Order: TypeAlias = Literal["both", "step", "time"]
-Period: TypeAlias = Literal["hourly", "daily", "weekly", "monthly", "yearly"]
 
-PERIODS: tuple[Period, ...] = ("hourly", "daily", "weekly", "monthly", "yearly")
 ORDERS: tuple[Order, ...] = ("both", "step", "time")
 SHORTEST_INCOMPLETE_AGE_SECONDS = 3600.0
 

@@ -33,9 +33,10 @@ class Clock(msgspec.Struct, frozen=True):
         return self.now - self.slack_seconds
 
 
-class Subject(msgspec.Struct, frozen=True):
+class Subject(msgspec.Struct, frozen=True, gc=False):
     """A checkpoint, and what is known about it so far."""
 
+    step: int
     checkpoint: Checkpoint
     manifest_state: ManifestState = "unknown"
     """Of a complete one: ``cut-off``: read whole, and neither JSON nor YAML; ``unusable``: of an unknown version, or a
@@ -51,10 +52,6 @@ class Subject(msgspec.Struct, frozen=True):
     """Paths of symbolic links that lead to it or into it."""
     announced_newest: float | None = None
     """Of a half deleted one: the time of the latest file that its deleter had listed, if the announcement says."""
-
-    @property
-    def step(self) -> int:
-        return -1 if self.checkpoint.step is None else self.checkpoint.step
 
     @property
     def state(self) -> State:
@@ -108,7 +105,9 @@ def always_kept(subject: Subject, clock: Clock) -> list[str]:
 
 def claims_and_pins(checkpoint: Checkpoint, clock: Clock) -> list[str]:
     """What people and evaluators have put on a checkpoint so that it stays."""
-    reasons = []
+    reasons: list[str] = []
+    if checkpoint.pin is None and not checkpoint.claims:
+        return reasons
     if checkpoint.pin is not None:
         reasons.append("pinned" + (f": {checkpoint.pin.note}" if checkpoint.pin.note else ""))
     for claim in live_claims(checkpoint, clock):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from threading import Event
 from typing import Any
@@ -136,11 +137,23 @@ def prepare(
     """
     if now is not None and not dry_run:
         raise InvalidOptionError("another time than now is only for rehearsals: --now goes with --dry-run")
+    places = open_places(paths, options or {})
+    return prepare_places(places, policy, dry_run=dry_run, now=now, on_look=on_look)
+
+
+def prepare_places(
+    places: Sequence[Place],
+    policy: Policy,
+    *,
+    dry_run: bool,
+    now: float | None = None,
+    on_look: Progress = _ignore,
+) -> list[Prepared]:
+    """`prepare` for save directories that are open already, each once."""
 
     def plan_of(place: Place, clock: Clock, subjects: Collection[Subject]) -> Plan:
         return plan_prune(subjects, policy, save_dir=place.storage.url, clock=clock)
 
-    places = open_places(paths, options or {})
     return _prepare(places, policy, plan_of, dry_run=dry_run, now=now, on_look=on_look)
 
 
@@ -232,11 +245,15 @@ def carry_out(
         )
         result.outcomes[row.step] = deleter.delete(row)
 
+    def ask_for_how_long() -> None:
+        result.soft_delete_seconds = place.storage.soft_delete_seconds()
+
+    works: list[Callable[[], None]] = [functools.partial(delete, row) for row in prepared.plan.deletions]
+    if works:
+        works.insert(0, ask_for_how_long)
     try:
-        run_parallel(delete, prepared.plan.deletions, jobs=_DELETE_JOBS)
+        run_parallel(lambda work: work(), works, jobs=_DELETE_JOBS)
         _tidy_up(prepared, result)
-        if result.freed_bytes:
-            result.soft_delete_seconds = place.storage.soft_delete_seconds()
     finally:
         stop.set()
     return result

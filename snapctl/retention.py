@@ -6,8 +6,7 @@ the best for granted and says in `Plan.unknown` where to look; with the answers 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import date
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -16,8 +15,9 @@ from msgspec.structs import replace
 from snapctl.checkpoints import Checkpoint, State
 from snapctl.durations import format_duration
 from snapctl.markers import format_time
-from snapctl.metrics import MetricSpec, metric_value, names_partition, rank_by_metric
-from snapctl.policy import Period, Policy
+from snapctl.metrics import metric_value, names_partition, rank_by_metric
+from snapctl.periods import Period, span_of
+from snapctl.policy import Policy
 from snapctl.protection import (
     Clock,
     Subject,
@@ -31,10 +31,9 @@ Action = Literal["keep", "delete", "leave"]
 How = Literal["complete", "incomplete", "interrupted", "link"]
 
 NO_RULE_KEEPS_IT = "no rule keeps it"
-_EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """What is to become of one checkpoint."""
 
     subject: Subject
@@ -128,9 +127,8 @@ def rank(subjects: Sequence[Subject], policy: Policy) -> Ranking:
 
 
 def _by_time(subjects: Iterable[Subject]) -> list[Subject]:
-    known = [(subject.checkpoint.created_at, subject.step, subject) for subject in subjects]
-    timed = [(time, step, subject) for time, step, subject in known if time is not None]
-    return [subject for _, _, subject in sorted(timed, key=lambda item: item[:2], reverse=True)]
+    timed = [subject for subject in subjects if subject.checkpoint.created_at is not None]
+    return sorted(timed, key=lambda subject: subject.checkpoint.created_at or 0.0)[::-1]  # stable: ties by step
 
 
 def _first(subjects: Sequence[Subject]) -> Subject | None:
@@ -216,9 +214,9 @@ def _judge(subject: Subject, kept: _Kept, policy: Policy, clock: Clock) -> Row:
     state = subject.checkpoint.state
     if state == "incomplete" or subject.manifest_state == "cut-off":
         return judge_incomplete(subject, kept.ranking, policy, clock)
-    reasons = (*kept.reasons.get(subject.step, ()), *always_kept(subject, clock))
+    reasons = [*kept.reasons.get(subject.step, ()), *always_kept(subject, clock)]
     if reasons:
-        return Row(subject, "keep", reasons)
+        return Row(subject, "keep", tuple(reasons))
     if (busy := other_prune(subject, clock)) is not None:
         return Row(subject, "leave", (busy,))
     return Row(subject, "delete", (NO_RULE_KEEPS_IT,), "link" if subject.checkpoint.is_link else "complete")
@@ -323,52 +321,20 @@ def _apply_rules(kept: _Kept, policy: Policy) -> None:
 
 def _newest_of_periods(newest_first: Sequence[Subject], period: Period, count: int) -> dict[int, str]:
     """The first of each of so many periods, and which that is."""
-    seen: set[int] = set()
+    seen: set[float] = set()
     found: dict[int, str] = {}
+    start = end = 0.0  # of the period looked at last: most of its neighbours are in it, too
     for subject in newest_first:
         time = subject.checkpoint.created_at
-        if time is None:
+        if time is None or start <= time < end:
             continue
-        number = period_number(time, period)
-        if number not in seen:
-            seen.add(number)
-            found[subject.step] = f" ({_period_name(time, period)})"
+        start, end, name = span_of(time, period)
+        if start not in seen:
+            seen.add(start)
+            found[subject.step] = f" ({name})"
             if len(seen) == count:
                 break
     return found
-
-
-def period_number(time: float, period: Period) -> int:
-    """The number of the period of a time: UTC hours, days, ISO weeks, months, years."""
-    day = int(time // 86400)
-    match period:
-        case "hourly":
-            return int(time // 3600)
-        case "daily":
-            return day
-        case "weekly":
-            return (day + 3) // 7  # 1970-01-01 was a Thursday
-        case "monthly":
-            found = date.fromordinal(day + _EPOCH_ORDINAL)
-            return found.year * 12 + found.month
-        case "yearly":
-            return date.fromordinal(day + _EPOCH_ORDINAL).year
-
-
-def _period_name(time: float, period: Period) -> str:
-    day = date.fromordinal(int(time // 86400) + _EPOCH_ORDINAL)
-    match period:
-        case "hourly":
-            return f"{day.isoformat()} {int(time // 3600) % 24:02d}h"
-        case "daily":
-            return day.isoformat()
-        case "weekly":
-            year, week, _ = day.isocalendar()
-            return f"{year}-W{week:02d}"
-        case "monthly":
-            return f"{day.year}-{day.month:02d}"
-        case "yearly":
-            return str(day.year)
 
 
 def _apply_time_rules(kept: _Kept, policy: Policy) -> None:
@@ -417,7 +383,7 @@ def _apply_metric_rules(kept: _Kept, policy: Policy) -> None:
     ranking = kept.ranking
     by_step = {subject.step: subject for subject in ranking.by_step}
     for rule in policy.keep_best:
-        ranked = rank_by_metric((subject.checkpoint for subject in ranking.by_step), rule.metric)
+        ranked = rank_by_metric([subject.checkpoint for subject in ranking.by_step], rule.metric)
         name = f"keep-best {rule}"
         for checkpoint in ranked[: rule.count]:
             step = checkpoint.step if checkpoint.step is not None else -1
@@ -425,18 +391,15 @@ def _apply_metric_rules(kept: _Kept, policy: Policy) -> None:
             kept.add(step, f"{name} ({metric_value(checkpoint, rule.metric):.6g})")
         kept.matches[name] = len(ranked[: rule.count])
         if policy.keep_unscored:
-            for subject in _unscored(ranking.counting, rule.metric):
-                kept.add(subject.step, f"keep-unscored {rule.metric.text}")
+            scored = {checkpoint.step for checkpoint in ranked}
+            named = names_partition((subject.checkpoint for subject in ranking.counting), rule.metric)
+            for subject in ranking.counting:
+                if subject.step not in scored and metric_value(subject.checkpoint, rule.metric, named=named) is None:
+                    kept.add(subject.step, f"keep-unscored {rule.metric.text}")
     for partition in policy.keep_unevaluated:
         for subject in ranking.counting:
             if all(marker.partition != partition for marker in subject.checkpoint.markers):
                 kept.add(subject.step, f"keep-unevaluated {partition}")
-
-
-def _unscored(subjects: Iterable[Subject], metric: MetricSpec) -> Iterator[Subject]:
-    candidates = list(subjects)
-    named = names_partition((subject.checkpoint for subject in candidates), metric)
-    return (item for item in candidates if metric_value(item.checkpoint, metric, named=named) is None)
 
 
 # -- guards ----------------------------------------------------------------------------------------------------------

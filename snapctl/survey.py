@@ -36,7 +36,7 @@ class Survey:
         for checkpoint in find_checkpoints(place, now=clock.now):
             step = checkpoint.step
             if step is not None:
-                self.subjects[step] = Subject(checkpoint, links=links.get((place.storage.url, step), ()))
+                self.subjects[step] = Subject(step, checkpoint, links=links.get((place.storage.url, step), ()))
                 self.warnings += checkpoint.warnings
 
     def complete(self, plan_of: Callable[[Collection[Subject]], Plan], *, on_look: Callable[[int], None]) -> Plan:

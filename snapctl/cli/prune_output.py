@@ -88,7 +88,7 @@ def say_result(out: Output, result: Pruned, *, dry_run: bool, with_name: bool) -
 
 
 def _billed(result: Pruned) -> str:
-    if result.soft_delete_seconds is None:
+    if not result.soft_delete_seconds or not result.freed_bytes:
         return ""
     return f" (soft delete: restorable, and billed, for another {format_duration(result.soft_delete_seconds)})"
 

@@ -58,7 +58,7 @@ from snapctl.storage.base import (
     run_parallel,
     seconds_left,
 )
-from snapctl.storage.gcs_requests import BATCH_SIZE, format_deletions, join_parts, parse_answers
+from snapctl.storage.gcs_requests import BATCH_SIZE, format_deletions, join_parts, parse_answers, spread
 
 
 @contextlib.contextmanager
@@ -830,7 +830,7 @@ class GcsStorage(Storage):
     async def _delete_object(self, key: str, version: str) -> bool:
         """One object; False if it was gone. A deletion whose answer was lost and that finds nothing when it is tried
         again has done its work."""
-        if version and not self._fs.on_google:  # emulators ignore the condition
+        if version and not self._fs.on_google and not self._fs.batches_are_safe:  # emulators ignore the condition
             found = await self._look(key)
             if found is None:
                 return False
@@ -859,7 +859,9 @@ class GcsStorage(Storage):
             if self._fs.delete_slots is None:
                 self._fs.delete_slots = asyncio.Semaphore(DELETE_JOBS)
             slots, rest = self._fs.delete_slots, await self._try_batches(files, result)
-            todo = iter([rest[start : start + BATCH_SIZE] for start in range(0, len(rest), BATCH_SIZE)])
+            todo = iter(
+                spread([rest[start : start + BATCH_SIZE] for start in range(0, len(rest), BATCH_SIZE)], DELETE_JOBS)
+            )
 
             async def delete_some() -> None:
                 for part in todo:
@@ -943,7 +945,7 @@ class GcsStorage(Storage):
         return again
 
     async def _send_batch(self, keys: Sequence[tuple[str, str]]) -> tuple[Mapping[str, str], bytes]:
-        boundary = f"snapctl-{random.getrandbits(128):032x}"
+        boundary = f"snapctl-{random.getrandbits(64):016x}"
         return await self._call(
             "POST",
             self._fs.batch_url_base,

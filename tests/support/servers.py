@@ -112,9 +112,10 @@ class Controlled:
         assert isinstance(found, dict)
         return found
 
-    def seed(self, bucket: str, names: list[tuple[str, int]]) -> None:
-        """Objects of zeros with a size each (the small GCS only)."""
-        request("POST", f"{self.endpoint}/__seed", json.dumps({"bucket": bucket, "names": names}).encode())
+    def seed(self, bucket: str, names: list[tuple[str, int]], *, created: str | None = None) -> None:
+        """Objects of zeros with a size each, and a time when they were created (the small GCS only)."""
+        body = {"bucket": bucket, "names": names, "t": created}
+        request("POST", f"{self.endpoint}/__seed", json.dumps(body).encode())
 
 
 @contextlib.contextmanager
