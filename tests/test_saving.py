@@ -412,6 +412,37 @@ def test_any_file_system_of_fsspec_will_do(entry_point: None) -> None:
     assert find_place("memory://saving/run").step_names == ("7",)
 
 
+def test_a_file_system_of_fsspec_gets_its_directories_and_no_half_written_files(tmp_path: pathlib.Path) -> None:
+    import fsspec
+    from fsspec.implementations.local import LocalFileSystem
+
+    written: list[str] = []
+
+    class Shared(LocalFileSystem):  # type: ignore[misc]
+        """Like ``sftp://``: no directories made by writing, and files that grow while they are written."""
+
+        protocol = "sharedfs"
+
+        def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+            written.append(str(path))
+            super().pipe_file(path, value, mode=mode, **options)
+
+        @classmethod
+        def _strip_protocol(cls, path: str) -> str:
+            return "/" + str(path).removeprefix("sharedfs://").lstrip("/")
+
+    fsspec.register_implementation("sharedfs", Shared, clobber=True)
+    snapshot = Snapshot(f"sharedfs://{str(tmp_path)[1:]}/a/run", state(1.0))
+    snapshot.save(7).wait()
+    snapshot.state.update(state(2.0))
+    snapshot.save(7).wait()
+    snapshot.save(8).wait()
+    assert read_stored(tmp_path / "a/run/7")["0/m/w"][0] == 2
+    assert len(list((tmp_path / "a/run/7/batched").iterdir())) == 1
+    assert all(".snapctl-tmp-" in path for path in written if "batched" not in path)
+    assert not list(tmp_path.rglob("*.snapctl-tmp-*"))
+
+
 # -- the end of the process ------------------------------------------------------------------------------------------
 
 SCRIPT = """

@@ -131,6 +131,18 @@ def test_torchsnapshot_alone_writes_an_odd_bfloat16_short(
         assert (save(tmp_path, **tensors) / "0/m" / name).stat().st_size == 2 * size
 
 
+def test_an_odd_bfloat16_too_large_for_a_slab_is_whole_and_alone_it_is_short(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With default settings these are tensors of 128 MiB and more; the slabs are made small here."""
+    monkeypatch.setenv("TORCHSNAPSHOT_SLAB_SIZE_THRESHOLD_BYTES_OVERRIDE", "1024")
+    tensor = torch.arange(1001).to(torch.bfloat16)
+    assert (bare_take(tmp_path, x=tensor) / "0/m/x").stat().st_size == 2000
+    path = save(tmp_path, x=tensor)
+    assert (path / "0/m/x").stat().st_size == 2002
+    assert same_bytes(read_stored(path)["0/m/x"], tensor)
+
+
 def test_torchsnapshot_reads_back_what_it_can(tmp_path: pathlib.Path, layout: str) -> None:
     names = ["bfloat16 of odd size", "bfloat16 scalar", "scalar", "transposed", "complex64", "parameter", "int64"]
     values = {name: KINDS[name] for name in names}

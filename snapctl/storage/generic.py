@@ -32,9 +32,13 @@ from snapctl.storage.base import (
     hide_values,
     not_found,
 )
+from snapctl.storage.local import TEMPORARY_MARK
 
 _EXTRAS = {"s3": "s3", "s3a": "s3"}
 _EXCLUSIVE_SCHEMES = {"memory", "s3", "s3a"}
+_WHOLE_OBJECT_SCHEMES = {"memory", "s3", "s3a", "az", "abfs", "abfss", "adl", "oci", "oss", "cos", "obs", "b2", "r2"}
+"""Where an object is there in full or not at all, and there are no directories to make. Others are file systems:
+``sftp``, ``hdfs``, ``smb``, …"""
 _TIME_KEYS = ("created", "LastModified", "last_modified", "mtime", "timeCreated")
 _VERSION_KEYS = ("VersionId", "ETag", "etag", "generation", "ino")
 
@@ -242,14 +246,49 @@ class GenericStorage(Storage):
         try:
             if exclusive:
                 self._fs.pipe_file(full, bytes(data), mode="create")
-            else:
+            elif self.scheme in _WHOLE_OBJECT_SCHEMES:
                 self._fs.pipe_file(full, bytes(data))
+            else:
+                self._write_aside(full, bytes(data))
         except Exception as error:
             raise self._translated(error, path) from error
         found = self.find_file(path)
         if found is None:
             raise StorageError(f"{self.url_of(path)}: was written and is not there", url=self.url_of(path))
         return found
+
+    def write_blob(self, path: str, data: bytes | memoryview, *, durable: bool = True) -> FileInfo:
+        if self.scheme not in _WHOLE_OBJECT_SCHEMES:
+            try:
+                self._fs.makedirs(self._file(path).rpartition("/")[0], exist_ok=True)
+            except Exception as error:
+                raise self._translated(error, path) from error
+        return super().write_blob(path, data, durable=durable)
+
+    def make_dir(self, *, durable: bool = True) -> None:
+        if self.scheme not in _WHOLE_OBJECT_SCHEMES:
+            try:
+                self._fs.makedirs(self._root, exist_ok=True)
+            except Exception as error:
+                raise self._translated(error, "") from error
+
+    def _write_aside(self, full: str, data: bytes) -> None:
+        """On a file system a reader would see half a file: it is written under another name and renamed."""
+        parent = full.rpartition("/")[0]
+        if parent.startswith(self._root.rstrip("/") + "/"):
+            self._fs.makedirs(parent, exist_ok=True)
+        temporary = f"{full}{TEMPORARY_MARK}{uuid.uuid4().hex[:12]}"
+        try:
+            self._fs.pipe_file(temporary, data)
+            try:
+                self._fs.mv(temporary, full)
+            except FileExistsError:  # it renames over nothing
+                self._fs.rm_file(full)
+                self._fs.mv(temporary, full)
+        except BaseException:
+            with contextlib.suppress(Exception):  # it was never there, or nothing can be done about it
+                self._fs.rm_file(temporary)
+            raise
 
     def _require_exclusive_create(self) -> None:
         """Refuses a file system that would check, and then write: tried once, since many take the word and ignore it.
