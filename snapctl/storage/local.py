@@ -359,13 +359,8 @@ class LocalStorage(Storage):
 
     def read_clock(self, *, may_write: bool) -> StorageTime:
         if may_write:
-            temporary = temporary_name(os.path.join(self.url, "clock"))
             with contextlib.suppress(OSError):
-                os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-                try:
-                    return StorageTime(os.stat(temporary).st_mtime, True)
-                finally:
-                    os.unlink(temporary)
+                return StorageTime(_time_of_new_file(self.url), True)
         return StorageTime(time.time(), False)
 
     def list_links(self, path: str = "", *, deep: bool) -> list[str]:
@@ -469,6 +464,24 @@ def write_new_file(full: str, data: bytes | memoryview, *, durable: bool = True)
         raise
     finally:
         os.close(descriptor)
+
+
+def _time_of_new_file(directory: str) -> float:
+    """The mtime of a file that is new in a directory; it has no name, where the file system can do that, so that not
+    even a kill leaves it behind."""
+    flags = os.O_WRONLY | os.O_CLOEXEC
+    with contextlib.suppress(OSError, AttributeError):
+        descriptor = os.open(directory, flags | os.O_TMPFILE, 0o600)
+        try:
+            return os.fstat(descriptor).st_mtime
+        finally:
+            os.close(descriptor)
+    temporary = temporary_name(os.path.join(directory, "clock"))
+    os.close(os.open(temporary, flags | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        return os.stat(temporary).st_mtime
+    finally:
+        os.unlink(temporary)
 
 
 @contextlib.contextmanager

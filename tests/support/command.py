@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -61,6 +62,28 @@ def snapctl(
         **options,
     )
     return Finished(done.returncode, _text(done.stdout), _text(done.stderr))
+
+
+def snapctl_here(
+    *arguments: str, env: Mapping[str, str] | None = None, before: Sequence[str] = (), timeout: float = 60
+) -> Finished:
+    """``snapctl …`` in this process, which is faster; in one of its own where it must be."""
+    if env or before:
+        return snapctl(*arguments, env=env, before=before, timeout=timeout)
+    from snapctl.cli.main import main
+
+    streams = sys.stdin, sys.stdout, sys.stderr
+    with open(os.devnull, encoding="utf-8") as nothing, io.BytesIO() as out, io.BytesIO() as err:
+        sys.stdin = nothing
+        sys.stdout = io.TextIOWrapper(out, encoding="utf-8", errors="surrogateescape")
+        sys.stderr = io.TextIOWrapper(err, encoding="utf-8", errors="backslashreplace")
+        try:
+            code = main(arguments)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            return Finished(code, _text(out.getvalue()), _text(err.getvalue()))
+        finally:
+            sys.stdin, sys.stdout, sys.stderr = streams
 
 
 def _text(data: bytes) -> str:
