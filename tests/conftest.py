@@ -17,9 +17,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-from tests.support.command import Finished
+from tests.support.command import Finished, snapctl_here
 from tests.support.command import snapctl as run_snapctl
-from tests.support.command import snapctl_inside as run_snapctl_inside
 from tests.support.places import SaveDir
 from tests.support.servers import Bucket, Controlled, fake_gcs_server, fault_proxy, mini_gcs
 
@@ -42,7 +41,7 @@ def snapctl() -> Callable[..., Finished]:
 
 @pytest.fixture
 def snapctl_inside() -> Callable[..., Finished]:
-    return run_snapctl_inside
+    return snapctl_here
 
 
 @pytest.fixture

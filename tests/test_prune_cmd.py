@@ -16,13 +16,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import Finished, unprivileged
+from tests.support.command import Finished, snapctl_here, unprivileged
 from tests.support.saves import LocalSaveDir, fill, steps_that_look_complete
 from tests.support.snapshots import write_checkpoint
 
 MANIFEST = ".snapshot_metadata"
 DELETING = ".snapshot_metadata.deleting"
 Run = Callable[..., Finished]
+
+
+@pytest.fixture
+def snapctl() -> Run:
+    """In this process, which saves the start of another one."""
+    return snapctl_here
 
 
 @pytest.fixture

@@ -124,11 +124,11 @@ def _touch_manifest_last(local: LocalSaveDir, step: int) -> None:
 
 def test_a_dry_run_writes_nothing(local: LocalSaveDir) -> None:
     fill(local, 1, 2)
-    before = os.stat(local.root).st_mtime_ns
-    plan_for(local, dry_run=True)
-    assert os.stat(local.root).st_mtime_ns == before
-    plan_for(local, dry_run=False)
-    assert os.stat(local.root).st_mtime_ns != before, "the time was asked for, with a temporary file"
+    before = [(path, os.stat(path).st_mtime_ns) for path in sorted(local.root.rglob("*"))]
+    prepared = prepared_for(local, dry_run=True)
+    assert [(path, os.stat(path).st_mtime_ns) for path in sorted(local.root.rglob("*"))] == before
+    assert prepared.clock.slack_seconds == CLOCK_SLACK_SECONDS, "it knows the machine's clock alone"
+    assert prepared_for(local, dry_run=False).clock.slack_seconds == 0.0
     assert sorted(os.listdir(local.root)) == ["1", "2"]
 
 

@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from tests.conftest import DATA
-from tests.support.command import Finished, snapctl, snapctl_inside
+from tests.support.command import Finished, snapctl
 from tests.support.servers import Bucket, Controlled
 from tests.support.shards import Builder, grid, random_array
 from tests.support.snapshots import encode, local_writer, metadata, primitive, tensor_entry

@@ -58,7 +58,7 @@ from snapctl.storage.base import (
     run_parallel,
     seconds_left,
 )
-from snapctl.storage.gcs_requests import BATCH_SIZE, format_deletions, join_parts, parse_answers, spread
+from snapctl.storage.gcs_requests import BATCH_SIZE, format_deletions, is_text, join_parts, parse_answers, spread
 
 
 @contextlib.contextmanager
@@ -464,7 +464,7 @@ class GcsStorage(Storage):
             return [self._info(item, self._prefix) async for page in pages for item in page.items]
 
         async def work() -> list[FileInfo]:
-            marks = [base + name for name in join_parts(cuts, LIST_JOBS)]
+            marks = sorted({base + name for name in join_parts(cuts, LIST_JOBS) if is_text(name)})
             found: list[FileInfo] = []
             start = ""
             if not marks:

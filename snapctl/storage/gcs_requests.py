@@ -101,3 +101,12 @@ def spread(parts: Sequence[Part], jobs: int) -> list[Part]:
     """
     stride = max(1, -(-len(parts) // jobs))
     return [parts[position] for start in range(stride) for position in range(start, len(parts), stride)]
+
+
+def is_text(name: str) -> bool:
+    """Whether a name can be the name of an object: UTF-8 knows no lone surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

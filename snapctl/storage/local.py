@@ -492,13 +492,8 @@ class LocalStorage(Storage):
         return True
 
     def server_now(self) -> float:
-        temporary = temporary_name(os.path.join(self.url, "clock"))
         try:
-            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-            try:
-                return os.stat(temporary).st_mtime
-            finally:
-                os.unlink(temporary)
+            return _time_of_new_file(self.url)
         except OSError as error:
             raise translate_os_error(error, self.url) from error
 
@@ -587,6 +582,24 @@ def _locked(directory: str) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)  # which frees the lock
+
+
+def _time_of_new_file(directory: str) -> float:
+    """The mtime of a file that is new in a directory; it has no name, where the file system can do that, so that not
+    even a kill leaves it behind."""
+    flags = os.O_WRONLY | os.O_CLOEXEC
+    with contextlib.suppress(OSError, AttributeError):
+        descriptor = os.open(directory, flags | os.O_TMPFILE, 0o600)
+        try:
+            return os.fstat(descriptor).st_mtime
+        finally:
+            os.close(descriptor)
+    temporary = temporary_name(os.path.join(directory, "clock"))
+    os.close(os.open(temporary, flags | os.O_CREAT | os.O_EXCL, 0o600))
+    try:
+        return os.stat(temporary).st_mtime
+    finally:
+        os.unlink(temporary)
 
 
 @contextlib.contextmanager

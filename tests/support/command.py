@@ -64,20 +64,26 @@ def snapctl(
     return Finished(done.returncode, _text(done.stdout), _text(done.stderr))
 
 
-def snapctl_inside(*arguments: str) -> Finished:
-    """The same in this process: for what needs neither signals nor real streams, at a tenth of the time."""
+def snapctl_here(
+    *arguments: str, env: Mapping[str, str] | None = None, before: Sequence[str] = (), timeout: float = 60
+) -> Finished:
+    """``snapctl …`` in this process, which is faster; in one of its own where it must be."""
+    if env or before:
+        return snapctl(*arguments, env=env, before=before, timeout=timeout)
     from snapctl.cli.main import main
 
-    out, err = io.BytesIO(), io.BytesIO()
-    streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = io.TextIOWrapper(out, "utf-8"), io.TextIOWrapper(err, "utf-8")
-    try:
-        code = main(arguments)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        return Finished(code, _text(out.getvalue()), _text(err.getvalue()))
-    finally:
-        sys.stdout, sys.stderr = streams
+    streams = sys.stdin, sys.stdout, sys.stderr
+    with open(os.devnull, encoding="utf-8") as nothing, io.BytesIO() as out, io.BytesIO() as err:
+        sys.stdin = nothing
+        sys.stdout = io.TextIOWrapper(out, encoding="utf-8", errors="surrogateescape")
+        sys.stderr = io.TextIOWrapper(err, encoding="utf-8", errors="backslashreplace")
+        try:
+            code = main(arguments)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            return Finished(code, _text(out.getvalue()), _text(err.getvalue()))
+        finally:
+            sys.stdin, sys.stdout, sys.stderr = streams
 
 
 def _text(data: bytes) -> str:
