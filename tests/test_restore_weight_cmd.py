@@ -22,7 +22,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from tests.conftest import DATA
-from tests.support.command import Finished, snapctl
+from tests.support.command import Finished, snapctl, snapctl_here
 from tests.support.servers import Bucket, Controlled
 from tests.support.shards import Builder, grid, random_array
 from tests.support.snapshots import encode, local_writer, metadata, primitive, tensor_entry
@@ -50,7 +50,7 @@ def run(tmp_path: pathlib.Path) -> str:
 
 def _restore(*arguments: str, **options: Any) -> Finished:
     """In this process, unless it is to be another one for `options`."""
-    return snapctl("restore-weight", *arguments, **options) if options else snapctl_inside("restore-weight", *arguments)
+    return snapctl("restore-weight", *arguments, **options) if options else snapctl_here("restore-weight", *arguments)
 
 
 def _left(directory: pathlib.Path) -> list[str]:
