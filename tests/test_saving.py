@@ -23,10 +23,10 @@ import msgspec  # noqa: E402
 
 from snapctl import SaveOptions, Snapshot  # noqa: E402
 from snapctl.checkpoints import find_checkpoints, find_place, open_save_dir, read_manifest  # noqa: E402
-from snapctl.errors import DamagedError, InvalidOptionError, NoSpaceError, PermissionDeniedError, SaveError  # noqa: E402
+from snapctl.errors import DamagedError, InvalidOptionError, NoSpaceError, SaveError  # noqa: E402
 from snapctl.save_record import SAVE_RECORD_PATH, parse_save_record  # noqa: E402
 from snapctl.storage import FileInfo, LocalStorage, open_storage  # noqa: E402
-from tests.support.command import Finished  # noqa: E402
+from tests.support.command import Finished, unprivileged  # noqa: E402
 from tests.support.stored import read_stored  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -367,16 +367,24 @@ def test_on_a_full_disk_the_last_checkpoint_stays_and_room_is_made(small_disk: p
 
 
 def test_a_directory_that_may_not_be_written_is_said(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "ro").mkdir()
-    (tmp_path / "ro").chmod(0o555)
     (tmp_path / "file").touch()
     with pytest.raises(SaveError, match=r"[Nn]ot a directory"):
         Snapshot(tmp_path / "file", state()).save(1)
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
-    with pytest.raises(SaveError, match="Permission denied") as caught:
-        Snapshot(tmp_path / "ro/run", state()).save(1)
-    assert isinstance(caught.value.__cause__, PermissionDeniedError)
+    save_dir = tmp_path / "ro"
+    save_dir.mkdir()
+    save_dir.chmod(0o555)
+    code = (
+        "import sys, torch, torchsnapshot\n"
+        "from snapctl import Snapshot\n"
+        "try:\n"
+        "    Snapshot(sys.argv[1], {'m': torchsnapshot.StateDict(w=torch.ones(3))}).save(1).wait()\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, type(error.__cause__).__name__, error)\n"
+    )
+    command = [*unprivileged(), sys.executable, "-c", code, str(save_dir / "run")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.startswith("SaveError PermissionDeniedError step 1 was not saved: "), done
+    assert f"{save_dir}/run/1: Permission denied" in done.stdout
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, "7", True, None])
