@@ -1,6 +1,6 @@
 """What waiting costs, and how soon it tells; each figure beside what a user would do without snapctl.
 
-usage: python benchmarks/waiting.py [latency] [follower] [memory] [requests] [claims]
+usage: python -m benchmarks.waiting [latency] [follower] [memory] [requests] [claims]
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-
+from benchmarks.measure import report
 from snapctl.claims import take_claim
 from snapctl.storage import open_storage
 from snapctl.waiting import Pace, Wanted, follow_checkpoints
@@ -77,23 +76,22 @@ def report_latency(where: str, url: str, write: Write) -> None:
         if len(delays) == ROUNDS:
             break
     saver.join()
-    bound = INTERVAL + max(looks)
     print(
-        f"latency, {where}: {ROUNDS} rounds, interval {INTERVAL} s, a look {statistics.median(looks) * 1000:.1f} ms "
-        f"(longest {max(looks) * 1000:.1f}): median {statistics.median(delays):.3f} s, longest {max(delays):.3f} s "
-        f"= {max(delays) / bound:.2f} × (interval + look)"
+        f"{where}: {ROUNDS} rounds, interval {INTERVAL} s, a look {statistics.median(looks) * 1000:.1f} ms (longest "
+        f"{max(looks) * 1000:.1f}): reported after {statistics.median(delays):.3f} s (longest {max(delays):.3f})"
     )
+    report(f"longest delay against interval and look, {where}", max(delays) / (INTERVAL + max(looks)), 1)
 
 
 def latency() -> None:
     with tempfile.TemporaryDirectory() as root:
         make_checkpoints(root, 100)
-        report_latency("local, 100 checkpoints before", root, local_writer(root))
+        report_latency("local", root, local_writer(root))
     with fake_gcs_server() as endpoint, bucket_on(endpoint, "latency") as bucket:
         write = lambda path, data=b"": bucket.write(f"run/{path}", data)  # noqa: E731
         for step in range(100):
             write_checkpoint(write, step)
-        report_latency("fake-gcs-server, 100 checkpoints before", f"{bucket.url}/run", write)
+        report_latency("fake-gcs-server", f"{bucket.url}/run", write)
 
 
 def cpu_of(command: list[str]) -> float:
@@ -112,11 +110,9 @@ def follower() -> None:
         ours = cpu_of([*wait, f"{SECONDS}s"]) - start
         loop = f"for _ in $(seq {SECONDS}); do ls -d {root}/*/.snapshot_metadata > /dev/null; sleep 1; done"
         theirs = cpu_of(["sh", "-c", loop])
-        print(
-            f"follower, {CHECKPOINTS} local checkpoints, a look a second, {SECONDS} s: {100 * ours / SECONDS:.2f} % of "
-            f"a core (start-up {start:.2f} s apart); a shell loop over ls -d: {100 * theirs / SECONDS:.2f} % "
-            f"= {ours / theirs:.2f} ×"
-        )
+        print(f"{CHECKPOINTS} local checkpoints, a look a second, {SECONDS} s; start-up ({start:.2f} s) apart")
+        report("a follower, of a core", 100 * ours / SECONDS, 2, unit=" %")
+        report("against a shell loop over ls -d", ours / theirs, 1)
 
 
 def resident_bytes() -> int:
@@ -140,10 +136,8 @@ def memory() -> None:
         with contextlib.suppress(TimeoutError):
             for _ in follow_checkpoints(open_storage(root), Wanted(), pace):
                 pass
-        print(
-            f"memory, {CHECKPOINTS} local checkpoints: {sizes[0] / 2**20:.1f} MiB after 1,000 looks, "
-            f"{sizes[-1] / 2**20:.1f} MiB after {looks} = {sizes[-1] / sizes[0]:.3f} ×"
-        )
+        print(f"{CHECKPOINTS} local checkpoints: {sizes[0] / 2**20:.1f} MiB after 1,000 looks")
+        report(f"memory after {looks} looks against that", sizes[-1] / sizes[0], 1.01)
 
 
 def requests() -> None:
@@ -166,10 +160,9 @@ def requests() -> None:
             naive.exists(f"{name}/.snapshot_metadata")
         listed = len(names) // 1000
         exists = (server.stats()["n"] - listed) * len(names) // 200
-        print(
-            f"requests, {steps} steps: first look {counts[0]}, each later one {counts[1]}; ls and exists for each: "
-            f"{listed + exists} (from 200) = {counts[1] / (listed + exists):.4f} ×"
-        )
+        report(f"requests of the first look at {steps} steps", counts[0], 130, unit="")
+        report("requests of each later one", counts[1], 130, unit="")
+        report("against ls and exists for each (counted over 200)", counts[1] / (listed + exists), 0.1)
 
 
 def claims() -> None:
@@ -185,14 +178,14 @@ def claims() -> None:
                 os.fsync(file.fileno())
 
         theirs = seconds_each(touch, 200)
-        print(f"claim, local: {ours * 1000:.2f} ms; touch and fsync: {theirs * 1000:.2f} ms = {ours / theirs:.1f} ×")
+        print(f"a claim, local: {ours * 1000:.2f} ms = {ours / theirs:.1f} × a file made and fsynced")
     with fake_gcs_server() as upstream, fault_proxy(upstream) as proxy, bucket_on(proxy.endpoint, "claims") as bucket:
         write_checkpoint(lambda path, data=b"": bucket.write(f"run/{path}", data), 10)
         storage = open_storage(f"{bucket.url}/run/10")
         take_claim(storage, "first")
         proxy.reset()
         take_claim(storage, "second")
-        print(f"claim, fake-gcs-server: {proxy.stats()['n']} requests")
+        print(f"a claim, fake-gcs-server: {proxy.stats()['n']} requests")
 
 
 def seconds_each(act: Callable[[int], object], count: int) -> float:

@@ -133,7 +133,14 @@ class Search:
         self._name_later_written(look)
         if found is None:
             self.check_failed()
+        else:
+            self._name_newer_failed(look, found)
         return found
+
+    def _name_newer_failed(self, look: Look, found: Checkpoint) -> None:
+        for name, error in look.failed.items():
+            if int(name) > (found.step or 0) and self.wanted.fits(int(name)) and name not in look.old:
+                self._rounds.say_once(f"could not be looked at: {error.message}")
 
     def _find_step(self, step: int) -> Checkpoint | None:
         name = str(step)

@@ -44,6 +44,7 @@ def running(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[str]]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         **options,
     )
     try:

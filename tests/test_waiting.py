@@ -771,6 +771,16 @@ def test_an_old_one_that_may_not_be_read_does_not_keep_a_new_one(
     assert waiting.wait(at_least=5) == 20
 
 
+def test_a_newer_one_that_cannot_be_looked_at_is_said(behind_proxy: tuple[Waiting, Callable[..., None]]) -> None:
+    waiting, set_faults = behind_proxy
+    waiting.save_at(5, 20)
+    waiting.save_at(6, 30)
+    waiting.time.at(7, lambda: set_faults({"match": "run%2F30%2F", "status": 503, "body": "{}"}))
+    assert waiting.wait() == 20
+    assert len(waiting.warnings) == 1
+    assert "could not be looked at: " in waiting.warnings[0]
+
+
 def test_one_that_could_not_be_looked_at_at_first_is_not_new_when_it_can(
     behind_proxy: tuple[Waiting, Callable[..., None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
