@@ -404,10 +404,10 @@ def test_a_rank_without_any_entry_is_missing_where_tensors_are_sharded(tmp_path:
 def test_a_rank_without_any_entry_is_only_warned_of_where_nothing_is_sharded(tmp_path: pathlib.Path) -> None:
     write_checkpoint(local_writer(tmp_path), 10)
     path = tmp_path / "10" / ".snapshot_metadata"
-    path.write_bytes(path.read_bytes().replace(b'"world_size": 1', b'"world_size": 1000000000'))
+    path.write_bytes(path.read_bytes().replace(b'"world_size": 1', b'"world_size": 100000'))
     (report,) = judge(tmp_path)
     assert report.verdict == "sound"
-    assert report.warnings == ("rank 1, 2, 3, 4, 5, … of 1000000000 has no entry at all",)
+    assert report.warnings == ("rank 1, 2, 3, 4, 5, … of 100000 has no entry at all",)
 
 
 @pytest.mark.parametrize(("kind", "text"), [("int", "x"), ("bool", "yes"), ("float", "AAA="), ("bytes", "?")])
