@@ -33,6 +33,8 @@ def test_a_formatted_duration_can_be_read_again_and_is_as_long_but_for_its_small
     assert found <= seconds < found * 2 + 60
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.2, "0s"), (7 * 86400, "7d"), (90000, "1d1h"), (3661, "1h1m")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0, "0s"), (0.2, "0.2s"), (7 * 86400, "7d"), (90000, "1d1h"), (3661, "1h1m")]
+)
 def test_at_most_two_units_are_shown(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

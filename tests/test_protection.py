@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from snapctl.errors import StorageError
 from snapctl.markers import Claim
 from snapctl.protection import Clock, Subject, always_kept, is_leftover
 from tests.support.plans import (
@@ -117,7 +118,9 @@ def test_by_the_clock_of_the_machine_a_save_takes_five_minutes_longer() -> None:
 
 def test_what_could_not_be_looked_at_stays() -> None:
     seen = complete(5)
-    hidden = replace(seen, checkpoint=replace(seen.checkpoint, state="unreadable", problem="permission denied"))
+    hidden = replace(
+        seen, checkpoint=replace(seen.checkpoint, state="unreadable", error=StorageError("permission denied"))
+    )
     assert fate(hidden) == "keep: could not be looked at: permission denied"
     assert fate(complete(5, manifest_state="not-looked-at", problem="HTTP 503")).startswith("keep")
     assert hidden.was_not_looked_at

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from snapctl.markers import Claim, Marker
 from snapctl.metrics import AmbiguousMetricError
 from snapctl.policy import PolicyTerms, make_policy
-from snapctl.protection import Subject
+from snapctl.protection import Subject, live_claims
 from snapctl.retention import Plan, plan_prune
 from tests.support.plans import CLOCK, DAY, HOUR, NOW, complete, deleted, file, incomplete
 
@@ -147,7 +147,8 @@ def test_what_is_always_kept_is_kept(subjects: list[Subject], terms: dict[str, A
     going = set(deleted(plan_of(subjects, terms)))
     for subject in subjects:
         checkpoint = subject.checkpoint
-        if checkpoint.pin is not None or subject.links or checkpoint.claims or subject.was_not_looked_at:
+        is_claimed = bool(live_claims(checkpoint, CLOCK))
+        if checkpoint.pin is not None or subject.links or is_claimed or subject.was_not_looked_at:
             assert subject.step not in going
         if checkpoint.state == "complete" and subject.manifest_state == "unusable":
             assert subject.step not in going

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.command import Finished, snapctl, snapctl_inside
+from tests.support.command import Finished, snapctl, snapctl_here
 from tests.support.shards import Builder, grid
 from tests.support.snapshots import tensor_entry
 
@@ -17,7 +17,7 @@ TABLE = np.arange(48, dtype="f4").reshape(12, 4)
 
 def restore(*arguments: str, **options: Any) -> Finished:
     """In this process, unless it is to be another one for `options`."""
-    return snapctl("restore-weight", *arguments, **options) if options else snapctl_inside("restore-weight", *arguments)
+    return snapctl("restore-weight", *arguments, **options) if options else snapctl_here("restore-weight", *arguments)
 
 
 def left(directory: pathlib.Path) -> list[str]:

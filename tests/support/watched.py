@@ -147,8 +147,8 @@ class WatchedStorage(Storage):
     def sync_dir(self, path: str = "") -> None:
         self._do("sync_dir", path, lambda: self._inner.sync_dir(path))
 
-    def now(self, *, may_write: bool) -> float:
-        return self._inner.now(may_write=may_write)
+    def server_now(self) -> float:
+        return self._inner.server_now()
 
     def read_clock(self, *, may_write: bool) -> StorageTime:
         return self._inner.read_clock(may_write=may_write)
