@@ -23,13 +23,14 @@ from tests.support.places import SaveDir
 from tests.support.servers import Bucket, Controlled, fake_gcs_server, fault_proxy, mini_gcs
 
 DATA = pathlib.Path(__file__).parent / "data"
+_ELSEWHERE_NOT_SET = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the machine's own settings reaches a test."""
     for name in list(os.environ):
-        if name.startswith(("FSSPEC_", "GOOGLE_", "GCSFS_")) or name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        if name.startswith(("FSSPEC_", "GOOGLE_", "GCSFS_")) or name in _ELSEWHERE_NOT_SET:
             monkeypatch.delenv(name)
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
 

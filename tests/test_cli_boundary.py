@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import pty
+import resource
 import signal
 import socket
 import subprocess
@@ -84,6 +85,25 @@ def test_a_full_disk_behind_stdout_is_said(many: pathlib.Path, arguments: list[s
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 4
     assert len(done.stderr.splitlines()) == 1 and "No space left on device" in done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["list"], ["list", "--json"], ["list", "-q"]])
+def test_a_short_write_to_stdout_is_said(
+    many: pathlib.Path, tmp_path: pathlib.Path, arguments: list[str], unbuffered: str
+) -> None:
+    """Under PYTHONUNBUFFERED the stream below `sys.stdout` may write less than all, without an error."""
+    with (tmp_path / "out").open("wb") as file:
+        done = subprocess.run(
+            [*COMMAND, *arguments, str(many)],
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (12_345, 12_345)),
+        )
+    assert done.returncode == 4
+    assert len(done.stderr.splitlines()) == 1 and "stdout: File too large" in done.stderr
 
 
 def test_a_closed_stdout_is_said(many: pathlib.Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import sys
@@ -33,12 +34,23 @@ def run() -> NoReturn:
 
     After a signal the process ends at once: threads that still wait for the network must not keep it.
     """
+    _buffer_stdout()
     code = main(sys.argv[1:])
     if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.CLOSED_PIPE):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _buffer_stdout() -> None:
+    """Under ``PYTHONUNBUFFERED`` the stream below `sys.stdout` is raw, and drops what a short write left."""
+    stdout = sys.stdout
+    raw = getattr(stdout, "buffer", None)
+    if isinstance(raw, io.RawIOBase):
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(raw), stdout.encoding, stdout.errors, line_buffering=stdout.isatty()
+        )
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -96,8 +108,10 @@ def _report(error: BaseException, out: Output, *, debug: bool) -> ExitCode:
     if debug or (code == ExitCode.BUG and not out.as_json):
         _show_traceback(error)
     out.error(error, code, message=message)
-    with contextlib.suppress(StorageError, BrokenPipeError):
+    try:
         _flush_stdout()
+    except (StorageError, BrokenPipeError):
+        _abandon_stdout()
     return code
 
 
@@ -136,7 +150,7 @@ def _show_traceback(error: BaseException) -> None:
 
 
 def _abandon_stdout() -> None:
-    """Nobody reads any more: what is still buffered must not raise when the interpreter flushes it at the end."""
+    """What is still buffered for a reader that is gone, or a full disk, must not raise when the interpreter ends."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

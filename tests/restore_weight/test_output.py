@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import pty
+import resource
 import signal
 import subprocess
 import sys
@@ -113,11 +114,35 @@ def test_standard_output_takes_a_file_with_a_format(run: str, builder: Builder, 
     assert np.array_equal(load_file(out / "t.safetensors")["m/t"], TABLE)
 
 
-def test_a_reader_that_goes_away_is_no_error(run: str, builder: Builder) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_goes_away_is_no_error(run: str, builder: Builder, unbuffered: str) -> None:
     write_simple(builder)
-    script = f"{sys.executable} -m snapctl restore-weight {run} weight -o - --format npy 2>err.$$ | head -c 10 >/dev/null; echo ${{PIPESTATUS[0]}}; cat err.$$; rm err.$$"  # noqa: E501
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=run)
-    assert done.stdout == "141\nfound 0/model/weight: float32 [262144]\n"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "snapctl", "restore-weight", run, "weight", "-o", "-", "--format", "npy"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.read1(10) == b"\x93NUMPY\x01\x00v\x00"  # type: ignore[attr-defined]
+    process.stdout.close()
+    assert process.stderr.read() == b"found 0/model/weight: float32 [262144]\n"
+    assert process.wait() == 141
+
+
+def test_a_short_write_loses_nothing_and_hides_nothing(run: str, builder: Builder, out: pathlib.Path) -> None:
+    """Under PYTHONUNBUFFERED a write may end short, without an error: the next one has the reason."""
+    write_simple(builder)
+    with (out / "t.npy").open("wb") as file:
+        done = subprocess.run(
+            [sys.executable, "-m", "snapctl", "restore-weight", run, "weight", "-o", "-", "--format", "npy"],
+            stdout=file,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19)),
+        )
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (4, "error: stdout: File too large")
 
 
 def test_a_full_standard_output_is_an_error_of_the_storage(run: str, builder: Builder) -> None:
