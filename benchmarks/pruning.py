@@ -18,9 +18,9 @@ from collections.abc import Callable
 from benchmarks.measure import report
 from snapctl.checkpoints import Checkpoint
 from snapctl.markers import Marker
-from snapctl.policy import PolicyTerms, make_policy
-from snapctl.protection import Clock, Subject
-from snapctl.retention import plan_prune
+from snapctl.pruning.policy import PolicyTerms, make_policy
+from snapctl.pruning.protection import Clock, Subject
+from snapctl.pruning.retention import plan_prune
 from tests.support.servers import Bucket, Controlled, mini_gcs
 from tests.support.snapshots import local_writer, metadata, tensor_entry
 

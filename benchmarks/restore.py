@@ -64,7 +64,7 @@ def entry_point(root: pathlib.Path) -> None:
     metadata = root / "entry/snapctl_for_benchmarks-0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: snapctl-for-benchmarks\nVersion: 0\n")
-    (metadata / "entry_points.txt").write_text("[storage_plugins]\nsnapctl = snapctl.plugin:open_plugin\n")
+    (metadata / "entry_points.txt").write_text("[storage_plugins]\nsnapctl = snapctl.saving.plugin:open_plugin\n")
     os.environ["PYTHONPATH"] = os.pathsep.join((str(metadata.parent), os.environ.get("PYTHONPATH", "")))
 
 
@@ -74,7 +74,7 @@ def side(kind: str, checkpoint: str, names: Sequence[str], tensors: int, element
     import torchsnapshot
 
     from snapctl import SaveOptions, Snapshot
-    from snapctl.plugin import plugin_url
+    from snapctl.saving.plugin import plugin_url
 
     state = state_of(names, tensors, elements, 0.0)
     remote = "://" in checkpoint

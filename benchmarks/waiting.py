@@ -19,10 +19,10 @@ import time
 from collections.abc import Callable, Iterator
 
 from benchmarks.measure import report
-from snapctl.claims import take_claim
+from snapctl.evaluation.claims import take_claim
+from snapctl.evaluation.waiting import Pace, Wanted, follow_checkpoints
+from snapctl.evaluation.watching import Watch
 from snapctl.storage import open_storage
-from snapctl.waiting import Pace, Wanted, follow_checkpoints
-from snapctl.watching import Watch
 from tests.support.servers import Bucket, fake_gcs_server, fault_proxy, mini_gcs
 from tests.support.snapshots import Write, local_writer, metadata, write_checkpoint
 

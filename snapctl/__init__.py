@@ -14,36 +14,36 @@ _HOMES = {
     "get_checkpoint": "snapctl.checkpoints",
     "get_checkpoints": "snapctl.checkpoints",
     "step_from_checkpoint": "snapctl.checkpoints",
-    "ClaimRefusedError": "snapctl.claims",
-    "claim_eval": "snapctl.claims",
-    "release_claim": "snapctl.claims",
-    "renew_claim": "snapctl.claims",
+    "ClaimRefusedError": "snapctl.evaluation.claims",
+    "claim_eval": "snapctl.evaluation.claims",
+    "release_claim": "snapctl.evaluation.claims",
+    "renew_claim": "snapctl.evaluation.claims",
     "DeadlineError": "snapctl.errors",
     "EvaluationTimeoutError": "snapctl.errors",
     "SnapctlError": "snapctl.errors",
-    "is_done_eval": "snapctl.evals",
-    "mark_done_eval": "snapctl.evals",
-    "PendingSnapshot": "snapctl.saving",
-    "SaveOptions": "snapctl.saving",
+    "is_done_eval": "snapctl.evaluation.evals",
+    "mark_done_eval": "snapctl.evaluation.evals",
+    "PendingSnapshot": "snapctl.saving.saver",
+    "SaveOptions": "snapctl.saving.saver",
     "infer_fs": "snapctl.storage.filesystems",
     "is_gcs_fs": "snapctl.storage.filesystems",
     "is_local_fs": "snapctl.storage.filesystems",
     "Snapshot": "snapctl.training",
-    "checkpoints_iterator": "snapctl.waiting",
-    "wait_for_evaluators": "snapctl.waiting",
-    "read_tensor": "snapctl.weights",
+    "checkpoints_iterator": "snapctl.evaluation.waiting",
+    "wait_for_evaluators": "snapctl.evaluation.waiting",
+    "read_tensor": "snapctl.tensors.weights",
 }
 
 if TYPE_CHECKING:
     from snapctl.checkpoints import get_checkpoint, get_checkpoints, step_from_checkpoint
-    from snapctl.claims import ClaimRefusedError, claim_eval, release_claim, renew_claim
     from snapctl.errors import DeadlineError, EvaluationTimeoutError, SnapctlError
-    from snapctl.evals import is_done_eval, mark_done_eval
-    from snapctl.saving import PendingSnapshot, SaveOptions
+    from snapctl.evaluation.claims import ClaimRefusedError, claim_eval, release_claim, renew_claim
+    from snapctl.evaluation.evals import is_done_eval, mark_done_eval
+    from snapctl.evaluation.waiting import checkpoints_iterator, wait_for_evaluators
+    from snapctl.saving.saver import PendingSnapshot, SaveOptions
     from snapctl.storage.filesystems import infer_fs, is_gcs_fs, is_local_fs
+    from snapctl.tensors.weights import read_tensor
     from snapctl.training import Snapshot
-    from snapctl.waiting import checkpoints_iterator, wait_for_evaluators
-    from snapctl.weights import read_tensor
 
 __all__ = [
     "ClaimRefusedError",

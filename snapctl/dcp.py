@@ -37,8 +37,8 @@ from torch.futures import Future
 from snapctl.entry_names import EntryIndex
 from snapctl.errors import InvalidOptionError, RestoreError, UnpicklingError, UnsupportedEntryError
 from snapctl.manifest import decode_path
-from snapctl.object_reading import STATE_DICT, ObjectReader
-from snapctl.rank_view import (
+from snapctl.restoring.object_reading import STATE_DICT, ObjectReader
+from snapctl.restoring.rank_view import (
     EmptySource,
     ObjectSource,
     RankView,
@@ -48,12 +48,12 @@ from snapctl.rank_view import (
     ValueSource,
     replication_test,
 )
+from snapctl.restoring.state_tree import TensorTarget
+from snapctl.restoring.targets import fill
 from snapctl.snapshots import OpenSnapshot, open_snapshot
-from snapctl.state_tree import TensorTarget
-from snapctl.tensor_layout import TensorLayout
-from snapctl.tensor_targets import fill
-from snapctl.tensors import TensorReader
-from snapctl.torch_decoding import torch_dtype
+from snapctl.tensors.layout import TensorLayout
+from snapctl.tensors.reader import TensorReader
+from snapctl.tensors.torch_decoding import torch_dtype
 
 logger = logging.getLogger("snapctl.dcp")
 

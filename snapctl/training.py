@@ -11,11 +11,11 @@ import torchsnapshot
 
 from snapctl.checkpoints import find_place, get_checkpoint
 from snapctl.errors import CheckpointNotFoundError, InvalidOptionError, SaveDirNotFoundError
-from snapctl.plugin import plugin_url
-from snapctl.restoring import restore
-from snapctl.saving import PendingSnapshot, SaveOptions, start_save
+from snapctl.restoring.restorer import restore
+from snapctl.restoring.weight_loading import load_weight
+from snapctl.saving.plugin import plugin_url
+from snapctl.saving.saver import PendingSnapshot, SaveOptions, start_save
 from snapctl.storage import open_storage
-from snapctl.weight_loading import load_weight
 
 EXTRA_STATE = "extra_state"
 

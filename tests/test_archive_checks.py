@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from snapctl import archive_checks, data_checks, data_plan
-from snapctl.archive_checks import check_held_archive, check_large_archive
-from snapctl.blob_uses import BlobUse
-from snapctl.targets import find_targets
-from snapctl.verdicts import CheckpointReport
-from snapctl.verification import Thoroughness, verify
+from snapctl.verification import archive_checks, data_checks, data_plan
+from snapctl.verification.archive_checks import check_held_archive, check_large_archive
+from snapctl.verification.blob_uses import BlobUse
+from snapctl.verification.targets import find_targets
+from snapctl.verification.verdicts import CheckpointReport
+from snapctl.verification.verifier import Thoroughness, verify
 from tests.support.command import Finished
 from tests.support.random_snapshots import archive
 from tests.support.snapshots import local_writer, metadata, tensor_entry

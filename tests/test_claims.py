@@ -15,15 +15,15 @@ import pytest
 
 import snapctl
 from snapctl.checkpoints import look_at_checkpoint
-from snapctl.claims import (
+from snapctl.errors import CheckpointNotFoundError, InvalidOptionError, PreconditionError, RefusedError, StorageError
+from snapctl.evaluation.claims import (
     ClaimRefusedError,
     find_live_claim,
     release_claim_of,
     renew_claim_of,
     take_claim,
 )
-from snapctl.errors import CheckpointNotFoundError, InvalidOptionError, PreconditionError, RefusedError, StorageError
-from snapctl.evals import mark
+from snapctl.evaluation.evals import mark
 from snapctl.markers import Claim
 from snapctl.storage import FileInfo, Storage, open_storage, run_parallel
 from tests.support.places import SaveDir

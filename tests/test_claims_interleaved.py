@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from snapctl.claims import ClaimRefusedError, release_claim_of, renew_claim_of, take_claim
 from snapctl.errors import PreconditionError, RefusedError, StorageError, StorageNotFoundError, UnavailableError
-from snapctl.evals import mark
+from snapctl.evaluation.claims import ClaimRefusedError, release_claim_of, renew_claim_of, take_claim
+from snapctl.evaluation.evals import mark
 from snapctl.markers import Claim
 from snapctl.storage import FileInfo, Listing, ScannedDir, Storage
 

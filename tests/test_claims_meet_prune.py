@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from snapctl.checkpoints import look_at_checkpoint
-from snapctl.claims import take_claim
 from snapctl.errors import CheckpointNotFoundError, RefusedError, StorageNotFoundError
-from snapctl.evals import mark, pin
-from snapctl.policy import Policy
-from snapctl.pruning import carry_out, prepare
+from snapctl.evaluation.claims import take_claim
+from snapctl.evaluation.evals import mark, pin
+from snapctl.pruning.policy import Policy
+from snapctl.pruning.pruner import carry_out, prepare
 from snapctl.storage import Storage, open_storage
 from tests.support.places import SaveDir
 from tests.support.servers import Bucket

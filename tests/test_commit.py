@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapctl.commit import (
+from snapctl.errors import NoSpaceError, SaveError, StorageError, UnavailableError
+from snapctl.save_record import SAVE_RECORD_PATH, BlobSum, RankTimings, SaveRecord, parse_save_record
+from snapctl.saving.commit import (
     blob_sum,
     check_visible,
     clear_step,
@@ -19,8 +21,6 @@ from snapctl.commit import (
     merge_blobs,
     plan_old_blobs,
 )
-from snapctl.errors import NoSpaceError, SaveError, StorageError, UnavailableError
-from snapctl.save_record import SAVE_RECORD_PATH, BlobSum, RankTimings, SaveRecord, parse_save_record
 from snapctl.storage import FileInfo, LocalStorage
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from snapctl.contents import digest, is_own_file, is_saved_file
+from snapctl.pruning.contents import digest, is_own_file, is_saved_file
 from tests.support.plans import NOW, file
 
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapctl.blob_uses import BlobUse
 from snapctl.crc_combine import combine_crc32c
-from snapctl.data_plan import Sample, choose_sample, parse_sample, plan_blobs
 from snapctl.errors import InvalidOptionError
-from snapctl.float_counts import count_non_finite
 from snapctl.storage import FileInfo
-from snapctl.tensor_layout import item_bytes
+from snapctl.tensors.layout import item_bytes
+from snapctl.verification.blob_uses import BlobUse
+from snapctl.verification.data_plan import Sample, choose_sample, parse_sample, plan_blobs
+from snapctl.verification.float_counts import count_non_finite
 from tests.support.shards import DTYPES, FLOATS, dtype_of, random_array
 
 # -- checksums -------------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from threading import Event
 
 import pytest
 
-from snapctl.deletion import BEGIN_WITHIN_SECONDS, Deleter, Outcome
 from snapctl.errors import NoSpaceError, PermissionDeniedError, PreconditionError, UnavailableError
-from snapctl.pruning import Pruned, carry_out
+from snapctl.pruning.deletion import BEGIN_WITHIN_SECONDS, Deleter, Outcome
+from snapctl.pruning.pruner import Pruned, carry_out
 from tests.support.saves import (
     GcsSaveDir,
     LocalSaveDir,

@@ -4,9 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from snapctl.dtypes import bits, convert, numpy_dtype
 from snapctl.errors import UnsupportedEntryError
 from snapctl.manifest import DTYPE_SIZES
+from snapctl.tensors.dtypes import bits, convert, numpy_dtype
 from tests.support.shards import DTYPES, dtype_of, random_array
 
 

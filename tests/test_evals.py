@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 import snapctl
-from snapctl.claims import ClaimRefusedError, take_claim
 from snapctl.errors import (
     CheckpointNotFoundError,
     InvalidOptionError,
@@ -22,7 +21,8 @@ from snapctl.errors import (
     StorageError,
     UnavailableError,
 )
-from snapctl.evals import assign_metrics, find_marker, find_pin, mark, mark_each, pin, remove_mark, unpin
+from snapctl.evaluation.claims import ClaimRefusedError, take_claim
+from snapctl.evaluation.evals import assign_metrics, find_marker, find_pin, mark, mark_each, pin, remove_mark, unpin
 from snapctl.markers import parse_marker, parse_pin
 from snapctl.storage import FileInfo, Storage, open_storage, run_parallel
 from tests.support.places import SaveDir
@@ -177,7 +177,7 @@ def test_a_checkpoint_whose_whole_directory_goes_is_not_made_anew(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_checkpoint(local_writer(tmp_path), 10)
-    monkeypatch.setattr("snapctl.evals.require_complete", lambda storage: shutil.rmtree(storage.url))
+    monkeypatch.setattr("snapctl.evaluation.evals.require_complete", lambda storage: shutil.rmtree(storage.url))
     with pytest.raises(CheckpointNotFoundError):
         mark(open_storage(tmp_path / "10"), "val")
     assert os.listdir(tmp_path) == []

@@ -8,7 +8,7 @@ import pytest
 
 from snapctl.errors import InvalidOptionError
 from snapctl.metrics import MetricSpec
-from snapctl.policy import (
+from snapctl.pruning.policy import (
     DeleteLimit,
     KeepBest,
     KeepEvery,

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from snapctl.errors import StorageError
 from snapctl.markers import Claim
-from snapctl.protection import Clock, Subject, always_kept, is_leftover
+from snapctl.pruning.protection import Clock, Subject, always_kept, is_leftover
 from tests.support.plans import (
     CLOCK,
     DAY,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from snapctl.policy import make_policy, read_policy
+from snapctl.pruning.policy import make_policy, read_policy
 from tests.support.saves import LocalSaveDir, fill, steps_that_look_complete
 
 DOCS = pathlib.Path(__file__).parent.parent / "docs"

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from snapctl.errors import InvalidOptionError, InvalidPathError, SaveDirNotFoundError
-from snapctl.policy import PolicyTerms, make_policy
-from snapctl.pruning import CLOCK_SLACK_SECONDS, Prepared, carry_out, prepare
-from snapctl.retention import Plan
+from snapctl.pruning.policy import PolicyTerms, make_policy
+from snapctl.pruning.pruner import CLOCK_SLACK_SECONDS, Prepared, carry_out, prepare
+from snapctl.pruning.retention import Plan
 from tests.support.plans import deleted, kept, reasons
 from tests.support.saves import LocalSaveDir, check_sound, fill, steps_that_look_complete
 from tests.support.snapshots import metadata, write_checkpoint
@@ -134,7 +134,7 @@ def test_a_dry_run_writes_nothing(local: LocalSaveDir) -> None:
 
 def test_only_the_manifests_that_matter_are_read(local: LocalSaveDir) -> None:
     from snapctl.checkpoints import classify
-    from snapctl.pruning import prepare_places
+    from snapctl.pruning.pruner import prepare_places
     from snapctl.storage import open_storage
 
     fill(local, *range(0, 100, 10))
@@ -192,7 +192,7 @@ def test_verified_passes_over_what_lacks_a_blob_and_what_is_short(local: LocalSa
 
 def test_what_vanishes_while_it_is_looked_at_is_no_error(local: LocalSaveDir) -> None:
     from snapctl.checkpoints import classify
-    from snapctl.pruning import prepare_places
+    from snapctl.pruning.pruner import prepare_places
     from snapctl.storage import open_storage
 
     fill(local, 10, 20, 30)

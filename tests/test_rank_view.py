@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from snapctl.manifest import Manifest, parse_manifest
-from snapctl.rank_view import EmptySource, ObjectSource, RankView, TensorSource, Unusable, ValueSource, replication_test
+from snapctl.restoring.rank_view import (
+    EmptySource,
+    ObjectSource,
+    RankView,
+    TensorSource,
+    Unusable,
+    ValueSource,
+    replication_test,
+)
 from tests.support.snapshots import metadata, primitive, tensor_entry
 
 

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from snapctl.read_plan import BoxIndex, cut_into_blocks, intersect, merge_spans, plan_box
-from snapctl.tensor_layout import Box, TensorLayout
+from snapctl.tensors.layout import Box, TensorLayout
+from snapctl.tensors.read_plan import BoxIndex, cut_into_blocks, intersect, merge_spans, plan_box
 from tests.support.shards import cut
 
 some_shapes = hnp.array_shapes(min_dims=0, max_dims=4, min_side=1, max_side=7)

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapctl.manifest import encode_key, parse_manifest
-from snapctl.rank_view import RankView
-from snapctl.restore_plan import (
+from snapctl.restoring.plan import (
     Given,
     ObjectRead,
     PlannedList,
@@ -23,7 +22,8 @@ from snapctl.restore_plan import (
     TensorRead,
     plan_restore,
 )
-from snapctl.state_tree import TensorTarget, build_tree
+from snapctl.restoring.rank_view import RankView
+from snapctl.restoring.state_tree import TensorTarget, build_tree
 from tests.support.snapshots import metadata, primitive, tensor_entry
 
 

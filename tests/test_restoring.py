@@ -30,10 +30,10 @@ from snapctl.errors import (  # noqa: E402
     RestoreRefusedError,
     SaveDirNotFoundError,
 )
+from snapctl.restoring.targets import describe, fill  # noqa: E402
 from snapctl.storage import LocalStorage, open_storage  # noqa: E402
-from snapctl.tensor_layout import resolve_layouts  # noqa: E402
-from snapctl.tensor_targets import describe, fill  # noqa: E402
-from snapctl.tensors import TensorReader  # noqa: E402
+from snapctl.tensors.layout import resolve_layouts  # noqa: E402
+from snapctl.tensors.reader import TensorReader  # noqa: E402
 from tests.support.servers import Bucket, Controlled  # noqa: E402
 from tests.support.snapshots import local_writer, metadata, tensor_entry  # noqa: E402
 from tests.support.stored import raw, same_bytes  # noqa: E402

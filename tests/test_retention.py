@@ -11,8 +11,8 @@ import pytest
 
 from snapctl.markers import Marker
 from snapctl.metrics import AmbiguousMetricError
-from snapctl.periods import PERIODS, span_of
-from snapctl.retention import Plan
+from snapctl.pruning.periods import PERIODS, span_of
+from snapctl.pruning.retention import Plan
 from tests.support.plans import (
     DAY,
     HOUR,

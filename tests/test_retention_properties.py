@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from snapctl.markers import Claim, Marker
 from snapctl.metrics import AmbiguousMetricError
-from snapctl.policy import PolicyTerms, make_policy
-from snapctl.protection import Subject, live_claims
-from snapctl.retention import Plan, plan_prune
+from snapctl.pruning.policy import PolicyTerms, make_policy
+from snapctl.pruning.protection import Subject, live_claims
+from snapctl.pruning.retention import Plan, plan_prune
 from tests.support.plans import CLOCK, DAY, HOUR, NOW, complete, deleted, file, incomplete
 
 TIMES = st.one_of(

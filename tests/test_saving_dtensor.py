@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from snapctl import Snapshot  # noqa: E402
 from snapctl.errors import UnsavableError  # noqa: E402
-from snapctl.savable import SAVES_DTENSORS  # noqa: E402
+from snapctl.saving.savable import SAVES_DTENSORS  # noqa: E402
 from snapctl.storage import LocalStorage  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
 from tests.support.stored import read_manifest, read_stored, same_bytes  # noqa: E402

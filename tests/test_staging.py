@@ -25,8 +25,8 @@ from hypothesis import strategies as st  # noqa: E402
 from snapctl import Snapshot  # noqa: E402
 from snapctl.errors import RefusedError, UnsavableError  # noqa: E402
 from snapctl.manifest import parse_manifest  # noqa: E402
-from snapctl.savable import PICKLED_DTYPES, RAW_DTYPES, SAVES_DTENSORS  # noqa: E402
-from snapctl.staging import safe_location  # noqa: E402
+from snapctl.saving.savable import PICKLED_DTYPES, RAW_DTYPES, SAVES_DTENSORS  # noqa: E402
+from snapctl.saving.staging import safe_location  # noqa: E402
 from tests.support.stored import raw, read_manifest, read_stored, same_bytes  # noqa: E402
 
 pytestmark = pytest.mark.torch

@@ -8,7 +8,7 @@ import pytest
 
 from snapctl.errors import DamagedError, UnsupportedEntryError
 from snapctl.manifest import LogicalEntry, Manifest, parse_manifest
-from snapctl.tensor_layout import (
+from snapctl.tensors.layout import (
     TensorLayout,
     find_missing_shards,
     inspect_layouts,

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from snapctl.tensor_stats import StatsBuilder, TensorStats, is_finite
+from snapctl.export.stats import StatsBuilder, TensorStats, is_finite
 
 
 def _stats(*arrays: np.ndarray) -> TensorStats:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from snapctl.checkpoints import read_manifest
 from snapctl.errors import DamagedError, InvalidOptionError, PreconditionError, UnsupportedEntryError
 from snapctl.storage import FileInfo, LocalStorage, Storage, open_storage
-from snapctl.tensor_layout import TensorLayout, resolve_layouts
-from snapctl.tensors import ReadRequest, TensorReader, region_of_rows
+from snapctl.tensors.layout import TensorLayout, resolve_layouts
+from snapctl.tensors.reader import ReadRequest, TensorReader, region_of_rows
 from tests.support.servers import Bucket, Controlled
 from tests.support.shards import Builder, cut, dtypes, grid, random_array, shapes
 from tests.support.snapshots import local_writer, metadata, tensor_entry

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from snapctl.tiling import describe_hole, find_overlap
+from snapctl.tensors.tiling import describe_hole, find_overlap
 from tests.support.shards import cut, grid
 
 small_shapes = hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=6)

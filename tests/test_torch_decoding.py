@@ -21,9 +21,9 @@ from snapctl.checkpoints import read_manifest  # noqa: E402
 from snapctl.errors import DamagedError, RefusedError, UnsupportedEntryError  # noqa: E402
 from snapctl.manifest import ObjectEntry  # noqa: E402
 from snapctl.storage import LocalStorage, open_storage  # noqa: E402
-from snapctl.tensor_layout import TensorLayout, resolve_layouts  # noqa: E402
-from snapctl.tensors import TensorReader, region_of_rows  # noqa: E402
-from snapctl.torch_decoding import torch_elements  # noqa: E402
+from snapctl.tensors.layout import TensorLayout, resolve_layouts  # noqa: E402
+from snapctl.tensors.reader import TensorReader, region_of_rows  # noqa: E402
+from snapctl.tensors.torch_decoding import torch_elements  # noqa: E402
 from tests.support.servers import Bucket, Controlled  # noqa: E402
 from tests.support.snapshots import local_writer, metadata, tensor_entry  # noqa: E402
 

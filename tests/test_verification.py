@@ -16,13 +16,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from snapctl.data_plan import Sample
 from snapctl.errors import CheckpointNotFoundError, PreconditionError
 from snapctl.manifest import parse_manifest
-from snapctl.structure_checks import check_structure
-from snapctl.targets import Target, find_targets
-from snapctl.verdicts import CheckpointReport
-from snapctl.verification import Progress, Thoroughness, verify
+from snapctl.verification.data_plan import Sample
+from snapctl.verification.structure_checks import check_structure
+from snapctl.verification.targets import Target, find_targets
+from snapctl.verification.verdicts import CheckpointReport
+from snapctl.verification.verifier import Progress, Thoroughness, verify
 from tests.support.random_snapshots import Snapshot, archive, full_snapshot, random_snapshot
 from tests.support.snapshots import local_writer, metadata, primitive, tensor_entry, write_checkpoint
 

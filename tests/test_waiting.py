@@ -24,9 +24,9 @@ from snapctl.errors import (
     SaveDirNotFoundError,
     UnavailableError,
 )
+from snapctl.evaluation.waiting import FailureFile, Pace, Wanted, follow_checkpoints, wait_for_checkpoint, watch_file
 from snapctl.save_record import BlobSum, SaveRecord, format_save_record
 from snapctl.storage import open_storage
-from snapctl.waiting import FailureFile, Pace, Wanted, follow_checkpoints, wait_for_checkpoint, watch_file
 from tests.support.clock import FakeClock
 from tests.support.places import SaveDir
 from tests.support.servers import Bucket, Controlled
@@ -225,7 +225,7 @@ def test_a_newer_one_that_never_parses_gives_way_to_the_next_and_is_said_once(wa
 def test_a_manifest_written_to_its_end_while_it_is_read_is_handed_out_once(
     local: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from snapctl import searching
+    from snapctl.evaluation import searching
 
     whole = metadata({"0/x": {"type": "list"}})
     read_manifest = searching.read_manifest

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 from snapctl.errors import DeadlineError
+from snapctl.evaluation.waiting import Pace, Wanted, follow_checkpoints, wait_for_checkpoint
+from snapctl.evaluation.watching import Watch
 from snapctl.storage import open_storage
-from snapctl.waiting import Pace, Wanted, follow_checkpoints, wait_for_checkpoint
-from snapctl.watching import Watch
 from tests.support.clock import FakeClock
 from tests.support.servers import Bucket, Controlled, mini_gcs
 from tests.support.snapshots import local_writer, write_checkpoint

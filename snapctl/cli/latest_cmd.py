@@ -101,7 +101,7 @@ def _chooser(evaluated_by: list[str], not_evaluated_by: list[str], best: str | N
 
 
 def _judge_blobs() -> Judge:
-    from snapctl.wholeness import find_flaw
+    from snapctl.verification.wholeness import find_flaw
 
     return find_flaw
 

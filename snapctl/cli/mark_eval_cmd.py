@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from snapctl.checkpoints import open_checkpoint, parse_step
-from snapctl.claims import find_live_claim, release_claim_of, renew_claim_of, require_complete, take_claim
 from snapctl.cli.exit_codes import ExitCode
 from snapctl.cli.options import (
     CheckpointArgument,
@@ -23,7 +22,8 @@ from snapctl.cli.options import (
 )
 from snapctl.cli.output import Output, format_number
 from snapctl.errors import InvalidOptionError, StorageError
-from snapctl.evals import assign_metrics, find_marker, mark_each, remove_mark
+from snapctl.evaluation.claims import find_live_claim, release_claim_of, renew_claim_of, require_complete, take_claim
+from snapctl.evaluation.evals import assign_metrics, find_marker, mark_each, remove_mark
 from snapctl.markers import Claim, Marker, check_partition, format_time, json_number
 from snapctl.storage import Storage
 

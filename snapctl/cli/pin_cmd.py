@@ -11,7 +11,7 @@ from snapctl.cli.exit_codes import ExitCode
 from snapctl.cli.options import CheckpointArgument, JsonOption, StepOption, StorageOptions, parse_storage_options
 from snapctl.cli.output import Output
 from snapctl.errors import InvalidOptionError
-from snapctl.evals import pin, unpin
+from snapctl.evaluation.evals import pin, unpin
 from snapctl.markers import format_time
 
 

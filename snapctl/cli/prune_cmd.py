@@ -18,9 +18,9 @@ from snapctl.cli.output import Output
 from snapctl.cli.prune_output import Counter, prune_json, say_result, show_plan, would_be
 from snapctl.errors import InvalidOptionError, RefusedError, StorageError
 from snapctl.markers import parse_time
-from snapctl.plan_file import read_plan, write_plan
-from snapctl.policy import Policy, PolicyTerms, make_policy, parse_delete_limit, read_policy
-from snapctl.pruning import Prepared, Pruned, carry_out, nothing_could_be_done, prepare, prepare_from_lines
+from snapctl.pruning.plan_file import read_plan, write_plan
+from snapctl.pruning.policy import Policy, PolicyTerms, make_policy, parse_delete_limit, read_policy
+from snapctl.pruning.pruner import Prepared, Pruned, carry_out, nothing_could_be_done, prepare, prepare_from_lines
 
 _RULES = "Rules"
 _LIMITS = "Limits and guards"

@@ -9,8 +9,8 @@ from typing import Any
 from snapctl.cli.output import Cell, Output, format_size
 from snapctl.durations import format_duration
 from snapctl.markers import format_time
-from snapctl.pruning import Prepared, Pruned
-from snapctl.retention import Row
+from snapctl.pruning.pruner import Prepared, Pruned
+from snapctl.pruning.retention import Row
 
 _STYLES = {"keep": "green", "delete": "red", "leave": "yellow"}
 _WORDS = {"keep": "keep", "delete": "delete", "leave": "leave alone"}

@@ -24,15 +24,22 @@ from snapctl.cli.options import (
 from snapctl.cli.output import Output, StdoutSink, format_size, json_value
 from snapctl.entry_names import EntryIndex
 from snapctl.errors import InvalidOptionError
-from snapctl.export import FORMATS, Item, parse_dtype, read_torch_items
+from snapctl.export.selection import Kinds, Selection, read_value, select
+from snapctl.export.state_dict_file import check_place, load_state_dict, put_tensor
+from snapctl.export.stats import Number, TensorStats, compute_stats
+from snapctl.export.weight_file import (
+    Content,
+    check_content,
+    describe_left_out,
+    make_content,
+    parse_rows,
+    write_content,
+)
+from snapctl.export.writing import FORMATS, Item, parse_dtype, read_torch_items
 from snapctl.manifest import LogicalEntry
 from snapctl.output_file import NewFile, check_output_path
-from snapctl.selection import Kinds, Selection, read_value, select
 from snapctl.snapshots import OpenSnapshot, open_snapshot
-from snapctl.state_dict_file import check_place, load_state_dict, put_tensor
-from snapctl.tensor_stats import Number, TensorStats, compute_stats
-from snapctl.tensors import TensorReader
-from snapctl.weight_file import Content, check_content, describe_left_out, make_content, parse_rows, write_content
+from snapctl.tensors.reader import TensorReader
 
 
 @dataclass(frozen=True, slots=True)

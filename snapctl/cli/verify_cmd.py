@@ -16,11 +16,11 @@ import typer
 from snapctl.cli.exit_codes import ExitCode
 from snapctl.cli.options import CheckpointOrSaveDirArgument, JsonOption, StorageOptions, parse_storage_options
 from snapctl.cli.output import Cell, Output, format_size
-from snapctl.data_plan import parse_sample
 from snapctl.errors import CheckpointNotFoundError, InvalidOptionError, StorageError
-from snapctl.targets import Targets, find_targets
-from snapctl.verdicts import CheckpointReport, Unchecked
-from snapctl.verification import Progress, Thoroughness, verify
+from snapctl.verification.data_plan import parse_sample
+from snapctl.verification.targets import Targets, find_targets
+from snapctl.verification.verdicts import CheckpointReport, Unchecked
+from snapctl.verification.verifier import Progress, Thoroughness, verify
 
 _STYLES = {"sound": "green", "unverifiable": "yellow", "damaged": "red", "unreadable": "red"}
 _SHOWN_UNCHECKED = 3

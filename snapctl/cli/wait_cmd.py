@@ -23,9 +23,9 @@ from snapctl.cli.options import (
 )
 from snapctl.cli.output import Output
 from snapctl.errors import CommandFailedError, DeadlineError, InvalidOptionError
-from snapctl.execution import parse_command, run_command
+from snapctl.evaluation.execution import parse_command, run_command
+from snapctl.evaluation.waiting import FailureFile, Pace, Wanted, follow_checkpoints, wait_for_checkpoint, watch_file
 from snapctl.storage import open_storage
-from snapctl.waiting import FailureFile, Pace, Wanted, follow_checkpoints, wait_for_checkpoint, watch_file
 
 
 def command(

@@ -17,8 +17,8 @@ import google_crc32c  # noqa: E402
 from snapctl import Snapshot  # noqa: E402
 from snapctl.checkpoints import find_checkpoints, open_save_dir, read_manifest  # noqa: E402
 from snapctl.errors import DamagedError, PermissionDeniedError, SaveError  # noqa: E402
-from snapctl.plugin import SnapctlPlugin  # noqa: E402
 from snapctl.save_record import SAVE_RECORD_PATH, parse_save_record  # noqa: E402
+from snapctl.saving.plugin import SnapctlPlugin  # noqa: E402
 from snapctl.storage import open_storage  # noqa: E402
 from tests.support.servers import Bucket, Controlled  # noqa: E402
 
@@ -142,7 +142,7 @@ def test_a_bucket_that_is_not_there_is_said(bucket: Bucket) -> None:
 
 
 def test_bytes_that_arrive_changed_are_noticed(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    from snapctl import plugin
+    from snapctl.saving import plugin
 
     monkeypatch.setattr(plugin, "crc32c", lambda data: 7)  # as if the memory had changed on the way
     with pytest.raises(SaveError, match="that of what was sent 00000007") as caught:

@@ -16,9 +16,9 @@ import time
 from typing import Any
 
 import snapctl.markers
-from snapctl.claims import release_claim_of, renew_claim_of, take_claim
 from snapctl.errors import SnapctlError
-from snapctl.evals import find_marker, mark
+from snapctl.evaluation.claims import release_claim_of, renew_claim_of, take_claim
+from snapctl.evaluation.evals import find_marker, mark
 from snapctl.markers import Claim
 from snapctl.storage import open_storage
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from snapctl.checkpoints import Checkpoint
-from snapctl.contents import Contents, digest
 from snapctl.markers import DELETING_NAME, Claim, Marker, Pin
-from snapctl.policy import PolicyTerms, make_policy
-from snapctl.protection import Clock, Subject
-from snapctl.retention import Plan, plan_prune
+from snapctl.pruning.contents import Contents, digest
+from snapctl.pruning.policy import PolicyTerms, make_policy
+from snapctl.pruning.protection import Clock, Subject
+from snapctl.pruning.retention import Plan, plan_prune
 from snapctl.storage import FileInfo
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden"

@@ -10,10 +10,10 @@ from typing import Protocol
 
 from snapctl.checkpoints import Place, classify, read_manifest
 from snapctl.errors import CheckpointNotFoundError, ManifestError
-from snapctl.policy import PolicyTerms, make_policy
-from snapctl.pruning import Prepared, Pruned, carry_out, prepare_places
+from snapctl.pruning.policy import PolicyTerms, make_policy
+from snapctl.pruning.pruner import Prepared, Pruned, carry_out, prepare_places
 from snapctl.storage import Storage, open_storage
-from snapctl.wholeness import check_whole, list_checkpoint
+from snapctl.verification.wholeness import check_whole, list_checkpoint
 from tests.support.servers import Bucket
 from tests.support.snapshots import Write, write_checkpoint
 from tests.support.watched import Watch, WatchedStorage

@@ -1,0 +1,1 @@
+"""Markers, claims and waiting: what evaluators and those who wait for them use."""

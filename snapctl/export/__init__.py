@@ -1,0 +1,1 @@
+"""Tensors into files and numbers that other programs read."""

@@ -1,0 +1,1 @@
+"""Restoring a checkpoint into live state, on any number of ranks."""

@@ -1,0 +1,1 @@
+"""Saving: staging through torchsnapshot, corrected; our own writes, checksums and commit."""

@@ -1,0 +1,1 @@
+"""Is a checkpoint whole, and would it restore? Problems are values."""
