@@ -92,6 +92,16 @@ class Output:
             lines += _fold_row(row, widths, flush, color=color, fold=room is not None)
         self._write("\n".join(lines) + "\n")
 
+    def columns(self, cells: Sequence[str], rest: str, widths: Sequence[int]) -> None:
+        """One row of a table that nobody sees as a whole: columns of fixed widths, flush right, and a last one that
+        takes what room it needs. A cell that is too wide moves the others."""
+        row = _row([_plain(cell) for cell in cells], widths, [True] * len(cells), color=wants_color(sys.stdout))
+        self._write("  ".join([*row, printable(rest)]) + "\n")
+
+    def text(self, text: str) -> None:
+        """A document of another kind, as it is."""
+        self._write_bytes(text.encode())
+
     def _records(self, headers: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> None:
         """A table for a terminal that is too narrow for it: a block of lines for each row."""
         lines: list[str] = []

@@ -127,6 +127,14 @@ class ListedTree(msgspec.Struct, gc=False):
     """It could not be listed."""
 
 
+class WalkFailure(msgspec.Struct, gc=False):
+    """A directory that `Storage.walk` could not list, or not to its end."""
+
+    path: str
+    """Relative, without a slash at the end; empty for the storage itself."""
+    error: StorageError
+
+
 class Storage(abc.ABC):
     """One directory of a file system or an object store."""
 
@@ -202,6 +210,32 @@ class Storage(abc.ABC):
                 continue
             skip = len(name) + 1
             yield ListedTree(name, [msgspec.structs.replace(file, path=file.path[skip:]) for file in files])
+
+    def walk(self) -> Iterator[list[FileInfo] | WalkFailure]:
+        """All that lies below this directory, in parts, so that nobody has to hold it all.
+
+        What lies below one directory comes together, whatever its depth. A directory in which nothing may lie comes
+        as a folder object would, with a slash at the end of its path; so does a symbolic link to a directory
+        (`FileInfo.is_link`), which is never entered: there are no cycles.
+        """
+        todo = [""]
+        while todo:
+            path = todo.pop()
+            try:
+                listing = self.list_dir(path)
+            except StorageNotFoundError:
+                continue  # it vanished meanwhile
+            except StorageError as error:
+                yield WalkFailure(path, error)
+                continue
+            base = f"{path}/" if path else ""
+            links = sorted(listing.linked_dirs)
+            yield [
+                *([FileInfo(base, 0, 0.0)] if base else ()),
+                *listing.files,
+                *(FileInfo(f"{base}{name}/", 0, 0.0, is_link=True) for name in links),
+            ]
+            todo += [base + name for name in reversed(listing.dirs) if name not in listing.linked_dirs]
 
     @abc.abstractmethod
     def find_file(self, path: str) -> FileInfo | None:
