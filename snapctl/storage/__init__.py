@@ -12,24 +12,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from snapctl.errors import InvalidPathError
-from snapctl.storage.base import (
+from snapctl.storage.base import Storage, check_length, check_relative_path, cuts_of
+from snapctl.storage.local import LocalStorage
+from snapctl.storage.running import collect_errors, run_parallel, time_limit
+from snapctl.storage.values import (
     DeletedFiles,
     FileIdentity,
     FileInfo,
     ListedTree,
     Listing,
     ScannedDir,
-    Storage,
     StorageTime,
     WalkFailure,
-    check_length,
-    check_relative_path,
-    collect_errors,
-    cuts_of,
-    run_parallel,
-    time_limit,
 )
-from snapctl.storage.local import LocalStorage
 
 __all__ = [
     "DeletedFiles",

@@ -12,10 +12,10 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from snapctl.errors import CredentialsError, PermissionDeniedError, StorageError
-from snapctl.storage.base import FileInfo, WalkFailure
 from snapctl.storage.gcs.connection import GcsConnection
 from snapctl.storage.gcs.errors import translate_gcs_error
 from snapctl.storage.gcs.objects import Item, Page
+from snapctl.storage.values import FileInfo, WalkFailure
 
 WALK_JOBS = 24
 """Parts that are listed at a time."""
