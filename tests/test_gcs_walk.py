@@ -66,6 +66,13 @@ def test_every_object_comes_once_and_in_order_in_few_requests(shape: str, minigc
     assert minigcs.stats()["n"] <= 2 * pages + 30, f"{len(names)} objects"
 
 
+def test_a_bucket_itself_can_be_walked_over(minigcs: Controlled) -> None:
+    names = sorted(SHAPES["many-equal-runs"]() + SHAPES["odd-names"]() + SHAPES["files-between-directories"]())
+    Bucket(minigcs.endpoint, "bk")
+    minigcs.seed("bk", [(name, 1) for name in names])
+    assert walked(open_storage("gs://bk")) == (names, [])
+
+
 def test_parts_are_listed_at_the_same_time_and_only_so_many(minigcs: Controlled) -> None:
     storage = seed(minigcs, [name for run in range(60) for name in run_names(f"run-{run}", 10, 40)])
     minigcs.configure(latency=0.03, faults=[])

@@ -106,6 +106,11 @@ class _Dir:
         self.held: list[Found] = []
         """Found in such children: parts of checkpoints, if this turns out to be a save directory."""
 
+    @property
+    def relative_path(self) -> str:
+        """Without the slash; but for the directory of no name, which an object ``/x`` lies in."""
+        return self.path[:-1] or self.path
+
 
 class _Finder:
     """Follows a walk with a stack of the directories that are open."""
@@ -223,12 +228,12 @@ class _Finder:
             entries = [*(step.entry for step in node.steps if step.entry is not None), *linked]
             entries.sort(key=lambda entry: int(entry.name))
             names = frozenset(entry.name for entry in linked)
-            return [*node.out, FoundSaveDir(node.path[:-1], tuple(entries), names, node.error)]
+            return [*node.out, FoundSaveDir(node.relative_path, tuple(entries), names, node.error)]
         found = [*node.held, *node.out]
         if node.has_sign and not node.manifest_below:  # a checkpoint that was never finished
             found = [item for item in found if isinstance(item, UnreadableDir)]
         if node.error is not None:
-            found.append(UnreadableDir(node.path[:-1], node.error))
+            found.append(UnreadableDir(node.relative_path, node.error))
         return found
 
     def _look_behind_links(self, node: _Dir) -> list[ScannedDir]:

@@ -149,7 +149,7 @@ class _Walk:
             following = self._parts[index]
             if following.family is not family or following.task is not None or following.start != part.end:
                 break
-            part.end, part.level = following.end, following.level[: following.level.rindex("/", 0, -1) + 1]
+            part.end, part.level = following.end, following.level[: following.level.rfind("/", 0, -1) + 1]
             part.children += following.children
             del self._parts[index]
         family.waiting -= part.children
@@ -210,7 +210,7 @@ class _Walk:
         is no directory to cut at."""
         level, last = part.level, part.last
         while not last.startswith(level):  # it stands beside the child that the part was named after
-            level = level[: level.rindex("/", 0, -1) + 1]
+            level = level[: level.rfind("/", 0, -1) + 1]
         for _ in range(MAX_DESCENT):
             page = await self._ask(level, delimiter="/", startOffset=last + "\0", endOffset=part.end or None)
             marks = [name for name in page.prefixes if name > last]
