@@ -170,8 +170,7 @@ class Output:
         text = message if message is not None else str(error)
         hint = error.hint if isinstance(error, SnapctlError) else None
         if self.as_json:
-            facts = dict(error.facts) if isinstance(error, SnapctlError) else {}
-            body = {"type": type(error).__name__, "message": text, "exit_code": int(exit_code), "hint": hint, **facts}
+            body = error_json(error, exit_code, message=text)
             write_stderr(_json({"error": body, "warnings": self.warnings}))
             return
         write_stderr(f"error: {one_line(text)}")
@@ -227,6 +226,14 @@ class Output:
         with progress.Progress(*columns, progress.TimeRemainingColumn(), console=console, transient=True) as bar:
             task = bar.add_task(printable(description), total=total)
             yield lambda done, total=total: bar.update(task, completed=done, total=total)
+
+
+def error_json(error: BaseException, exit_code: int, *, message: str | None = None) -> dict[str, Any]:
+    """The keys of an error, with the facts that it carries."""
+    facts = dict(error.facts) if isinstance(error, SnapctlError) else {}
+    hint = error.hint if isinstance(error, SnapctlError) else None
+    text = message if message is not None else str(error)
+    return {"type": type(error).__name__, "message": text, "exit_code": int(exit_code), "hint": hint, **facts}
 
 
 class StdoutSink:

@@ -22,7 +22,7 @@ from snapctl.checkpoints import (
 from snapctl.errors import InvalidPathError, StorageError
 from snapctl.manifest import MANIFEST_NAME
 from snapctl.markers import DELETING_NAME
-from snapctl.save_dirs.finding import Found, UnreadableDir, find_save_dirs
+from snapctl.save_dirs.finding import Found, FoundSaveDir, UnreadableDir, find_save_dirs
 from snapctl.storage import Storage
 
 READ_JOBS = 8
@@ -146,6 +146,16 @@ def path_of(root: Storage, found: Found) -> tuple[str | None, str | None]:
     return storage.url, found.error.message if found.error is not None else None
 
 
+def open_found(root: Storage, found: FoundSaveDir) -> Place:
+    """A save directory, with the checkpoints that the walk has seen.
+
+    Raises:
+        InvalidPathError: as `path_of` says.
+    """
+    names = tuple(entry.name for entry in found.entries)
+    return Place(_open_below(root, found.path), "save_dir", names, found.linked_names)
+
+
 def _open_below(root: Storage, path: str) -> Storage:
     """Raises `InvalidPathError` for a path that only objects can have: with an empty part, ``.`` or ``..``."""
     return root.child(path) if path else root
@@ -155,8 +165,7 @@ def _summary_of(root: Storage, found: Found, now: float) -> Summary:
     path, problem = path_of(root, found)
     if isinstance(found, UnreadableDir) or path is None:
         return Unreadable(root.url_of(found.path), problem or "")
-    names = tuple(entry.name for entry in found.entries)
-    place = Place(_open_below(root, found.path), "save_dir", names, found.linked_names)
+    place = open_found(root, found)
     checkpoints = list(judge_scanned(place, found.entries, details=False, now=now))
     newest = _newest(checkpoints)
     entries = [entry for entry in found.entries if newest is not None and entry.name == str(newest.step)]
