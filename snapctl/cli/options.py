@@ -32,6 +32,11 @@ CheckpointOrSaveDirArgument = Annotated[
     ),
 ]
 
+CheckpointsOrSaveDirsArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="CHECKPOINT...", help="Checkpoints, or save directories: then the latest of each is meant."),
+]
+
 
 def read_step(text: str) -> int:
     """A step as directories spell it: ``10``, and not ``010`` or ``+10``."""
