@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from snapctl.errors import PermissionDeniedError, StorageError, UnavailableError
-from snapctl.storage import FileInfo, Storage, WalkFailure, open_storage
+from snapctl.storage import Storage, WalkFailure, open_storage
 from tests.support.servers import Bucket, Controlled
 
 Names = list[str]
@@ -145,9 +145,10 @@ def test_random_trees_come_whole(seed_number: int, minigcs: Controlled) -> None:
     assert walked(storage) == (sorted(names), [])
 
 
-def test_a_walk_knows_sizes_and_times(minigcs: Controlled) -> None:
+def test_a_walk_knows_sizes_and_the_times_that_matter(minigcs: Controlled) -> None:
     Bucket(minigcs.endpoint, "bk")
-    minigcs.seed("bk", [("r/x", 17)], created="2026-11-30T10:00:00.000Z")
-    ((file,),) = [part for part in open_storage("gs://bk").walk() if isinstance(part, list)]
-    assert isinstance(file, FileInfo)
-    assert (file.path, file.size_bytes, file.modified_at) == ("r/x", 17, 1796032800.0)
+    names = ["r/.snapctl/a", "r/.snapctl/b/c", "r/x", "r/y", "x"]
+    minigcs.seed("bk", [(name, 17) for name in names], created="2026-11-30T10:00:00.000Z")
+    (files,) = [part for part in open_storage("gs://bk").walk(("x", ".snapctl/")) if isinstance(part, list)]
+    assert [file.size_bytes for file in files] == [17] * 5
+    assert [file.modified_at for file in files] == [1796032800.0, 0.0, 1796032800.0, 0.0, 1796032800.0]

@@ -101,7 +101,7 @@ def model(directory: pathlib.Path) -> list[str]:
             return []
         return [p for child in children for p in find(child)]
 
-    return sorted(path.relative_to(directory).as_posix().removeprefix(".") for path in find(directory))
+    return sorted("/".join(path.relative_to(directory).parts) for path in find(directory))
 
 
 PARTS = st.sampled_from(["1", "20", "3", "a", "b-c", "+", "replicated", ".snapctl", "evaled_by"])
@@ -131,7 +131,7 @@ class _AsObjects(Storage):
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
-    def walk(self):  # type: ignore[no-untyped-def]
+    def walk(self, wanted=()):  # type: ignore[no-untyped-def]
         files = [file for part in self._inner.walk() if isinstance(part, list) for file in part if file.path[-1] != "/"]
         for file in sorted(files, key=lambda file: file.path):
             yield [file]

@@ -61,7 +61,7 @@ def find_save_dirs(storage: Storage) -> Iterator[Found]:
         StorageError: the directory itself could not be listed at all.
     """
     finder = _Finder(storage)
-    for part in storage.walk():
+    for part in storage.walk(WANTED):
         if isinstance(part, WalkFailure):
             if not part.path and not finder.has_begun:
                 raise part.error

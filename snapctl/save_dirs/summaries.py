@@ -23,7 +23,8 @@ from snapctl.errors import InvalidPathError, StorageError
 from snapctl.manifest import MANIFEST_NAME
 from snapctl.markers import DELETING_NAME
 from snapctl.save_dirs.finding import Found, FoundSaveDir, UnreadableDir, find_save_dirs
-from snapctl.storage import Storage
+from snapctl.save_record import SAVE_RECORD_PATH
+from snapctl.storage import ScannedDir, Storage
 
 READ_JOBS = 8
 """So many save directories at a time have what their newest checkpoint recorded read."""
@@ -169,8 +170,21 @@ def _summary_of(root: Storage, found: Found, now: float) -> Summary:
     checkpoints = list(judge_scanned(place, found.entries, details=False, now=now))
     newest = _newest(checkpoints)
     entries = [entry for entry in found.entries if newest is not None and entry.name == str(newest.step)]
-    detailed = list(judge_scanned(place, entries, now=now))
+    detailed = list(judge_scanned(place, [_with_checksum(place, entry) for entry in entries], now=now))
     return _summarize(place, checkpoints, detailed, now, found.error)
+
+
+def _with_checksum(place: Place, entry: ScannedDir) -> ScannedDir:
+    """The same with what the storage knows of the manifest now, so that its content need not be read to compare it with
+    what the save recorded; unchanged where there is nothing to compare."""
+    if not any(file.path == SAVE_RECORD_PATH for file in entry.files):
+        return entry
+    try:
+        manifest = place.storage.child(entry.name).find_file(MANIFEST_NAME)
+    except StorageError:
+        return entry
+    others = [file for file in entry.files if file.path != MANIFEST_NAME]
+    return msgspec.structs.replace(entry, files=others if manifest is None else [manifest, *others])
 
 
 def _newest(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:
