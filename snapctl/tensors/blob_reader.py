@@ -246,4 +246,9 @@ def missing_blob(entry: str, location: str) -> DamagedError:
 
 
 def _is_readable(location: str) -> bool:
+    """Whether a storage can have a file of that name at all."""
+    try:
+        location.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
     return not any(part in ("", ".", "..") for part in location.split("/")) and "\0" not in location
