@@ -41,6 +41,8 @@ def check_output_path(path: str, *, force: bool) -> str:
     if split_url(path)[0] != "file":
         raise InvalidPathError(f"{path}: the output must be a local file")
     shown = absolute_path(split_url(path)[1])
+    if path.endswith(("/", "/.")):
+        raise InvalidPathError(f"{path}: names a directory, not a file")
     full = os.path.realpath(shown)
     try:
         found = os.stat(full)
