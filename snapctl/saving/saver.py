@@ -26,12 +26,15 @@ import torchsnapshot
 from torchsnapshot.dist_store import get_or_create_store
 from torchsnapshot.pg_wrapper import PGWrapper
 
-from snapctl.errors import RefusedError, SaveError, StorageError, UnsavableError
+from snapctl.errors import RefusedError, SaveError, UnsavableError
 from snapctl.ranks import Ranks, StoreRanks, describe
 from snapctl.save_record import RankTimings, SaveRecord
 from snapctl.saving import exiting
 from snapctl.saving.commit import (
+    Announcement,
+    announce,
     blob_sum,
+    check_alone,
     check_visible,
     clear_step,
     commit,
@@ -39,6 +42,7 @@ from snapctl.saving.commit import (
     encode_manifest,
     merge_blobs,
     plan_old_blobs,
+    withdraw,
 )
 from snapctl.saving.plugin import SnapctlPlugin, plugin_url
 from snapctl.saving.staging import Staged, stage
@@ -173,6 +177,7 @@ class _Save:
         self._plugin: SnapctlPlugin | None = None
         self._staged: Staged | None = None
         self._old: list[FileInfo] = []
+        self._announced: Announcement | None = None
         self._has_reported = False
         self._unknown = False
         self._kept: Collection[str] = ()
@@ -227,6 +232,7 @@ class _Save:
         self._ranks.gather(None)
         if self._ranks.rank == 0 and self._plugin is not None:
             self._old = clear_step(self._plugin.storage, durable=self._options.fsync)
+            self._announced = announce(self._plugin.storage)
         self._ranks.share(None)
 
     # -- while training goes on --------------------------------------------------------------------------------
@@ -244,11 +250,15 @@ class _Save:
             self._fail(error)
             logger.error("%s: %s", self.pending.path, self.pending._error)  # noqa: TRY400 - wait() has the traceback
         else:
+            with self._tidying():
+                self._withdraw(has_looked=True)
             self.pending._over.set()
             self._log(timings, everybody)
-            self._tidy()
-        self._wind_up()
-        self._leave()
+            with self._tidying():
+                self._tidy()
+        finally:
+            self._wind_up()
+            self._leave()
 
     def _leave(self) -> None:
         try:
@@ -298,6 +308,8 @@ class _Save:
             )
             self._kept = merged.keys()
             self._ranks.check()
+            if self._announced is not None:
+                check_alone(storage, self._announced)
             commit(storage, manifest, record, durable=self._options.fsync)
         self._tell_of_the_commit()
         return all_timings
@@ -330,13 +342,22 @@ class _Save:
             fields["slowest_durable_seconds"] = round(slowest.durable_seconds, 3)
         logger.info("saved %s", " ".join(f"{key}={value}" for key, value in fields.items()), extra={"snapctl": fields})
 
+    @contextlib.contextmanager
+    def _tidying(self) -> Iterator[None]:
+        """What goes wrong in it is only told: the outcome stands, and the next save waits for the end of this one."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            logger.warning("%s: not all is tidied up: %s", self.pending.path, describe(error))
+
+    def _withdraw(self, *, has_looked: bool = False) -> None:
+        if self._plugin is not None and self._announced is not None:
+            withdraw(self._plugin.storage, self._announced, has_looked=has_looked)
+
     def _tidy(self) -> None:
         if self._plugin is None or not self._old:
             return
-        try:
-            failed = delete_blobs(self._plugin.storage, plan_old_blobs(self._old, self._kept)).failed
-        except StorageError as error:
-            failed = [error]
+        failed = delete_blobs(self._plugin.storage, plan_old_blobs(self._old, self._kept)).failed
         if failed:
             logger.warning("%s: old blobs are left behind (%d): %s", self.pending.path, len(failed), failed[0])
 
@@ -373,13 +394,12 @@ class _Save:
         failed = self.pending._error is not None
         self.pending._over.set()
         try:
-            self._close_loop()
-            if self._plugin is not None:
-                self._plugin.shut_down()
-                if failed and not self._unknown:
-                    self._remove_blobs()
-        except Exception as error:  # noqa: BLE001 - the next save waits for this one, and must not hang
-            logger.warning("%s: not all is tidied up: %s", self.pending.path, describe(error))
+            with self._tidying():
+                self._close_loop()
+                if self._plugin is not None:
+                    self._plugin.shut_down()
+                    if failed and not self._unknown:
+                        self._remove_blobs()
         finally:
             self._staged = None
             self.pending._released.set()
@@ -396,6 +416,7 @@ class _Save:
         """Makes room again: the blobs of a checkpoint that will never be complete."""
         assert self._plugin is not None
         delete_blobs(self._plugin.storage, [written.file for written in self._plugin.written.values()])
+        self._withdraw()
         self._plugin.storage.delete_empty_dirs()
 
 
