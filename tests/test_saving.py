@@ -274,6 +274,33 @@ def test_of_two_jobs_that_save_one_step_at_once_one_is_whole_and_the_other_is_to
     assert files_in(tmp_path / "run/1") == {".snapshot_metadata", ".snapctl/save.json", "0/m/w"}
 
 
+def test_the_older_of_two_jobs_stops_writing_blobs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHSNAPSHOT_DISABLE_BATCHING", "1")
+    monkeypatch.setattr(saver, "LOOK_SECONDS", 0.0)
+    gate = Gate()
+    write = SnapctlPlugin._write
+    calls: list[str] = []
+
+    def wait(plugin: SnapctlPlugin, path: str, data: Any) -> None:
+        if "alias" not in plugin.storage.url:
+            gate.reached.set()
+            gate.wait(30)
+        write(plugin, path, data)
+        calls.append(plugin.storage.url)
+
+    monkeypatch.setattr(SnapctlPlugin, "_write", wait)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "alias").symlink_to("run")
+    first = Snapshot(tmp_path / "run", state(1.0)).save(1)
+    gate.reached.wait(30)
+    Snapshot(tmp_path / "alias", state(2.0)).save(1).wait()
+    gate.set()
+    with pytest.raises(SaveError, match="another save into"):
+        first.wait()
+    assert calls == [str(tmp_path / "alias/1")]
+    assert read_stored(tmp_path / "run/1")["0/m/w"][0] == 2
+
+
 def test_what_goes_wrong_in_tidying_up_does_not_hold_up_the_next_save(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

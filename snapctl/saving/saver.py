@@ -26,7 +26,7 @@ import torchsnapshot
 from torchsnapshot.dist_store import get_or_create_store
 from torchsnapshot.pg_wrapper import PGWrapper
 
-from snapctl.errors import RefusedError, SaveError, UnsavableError
+from snapctl.errors import RefusedError, SaveError, StorageError, UnsavableError
 from snapctl.ranks import Ranks, StoreRanks, describe
 from snapctl.save_record import RankTimings, SaveRecord
 from snapctl.saving import exiting
@@ -51,6 +51,8 @@ from snapctl.storage import FileInfo, Storage, open_storage
 logger = logging.getLogger(__package__)
 
 WATCH_SECONDS = 0.1
+LOOK_SECONDS = 1.0
+"""How often to look for another job's save into the same step, which would write blobs of the same names."""
 GRACE_SECONDS = 5.0
 """How long a failure is held back so that its blobs can be removed first: not longer than a request that hangs."""
 
@@ -178,6 +180,7 @@ class _Save:
         self._staged: Staged | None = None
         self._old: list[FileInfo] = []
         self._announced: Announcement | None = None
+        self._next_look = 0.0
         self._has_reported = False
         self._unknown = False
         self._kept: Collection[str] = ()
@@ -197,7 +200,7 @@ class _Save:
             self.pending.path = storage.url
             self._await_same_path()
             self._plugin = SnapctlPlugin(
-                storage, durable=self._options.fsync, checksums=self._options.checksums, check=self._ranks.check
+                storage, durable=self._options.fsync, checksums=self._options.checksums, check=self._check
             )
             self._staged = stage(
                 self._app_state,
@@ -274,6 +277,15 @@ class _Save:
         size_bytes = sum(written.sum.size_bytes for written in self._plugin.written.values())
         durable_seconds = time.monotonic() - self._started
         return RankTimings(self._ranks.rank, self._blocked_seconds, durable_seconds, size_bytes)
+
+    def _check(self) -> None:
+        """Called before each blob, in the thread that writes it; raises what ends the save."""
+        self._ranks.check()
+        now = time.monotonic()
+        if self._plugin is not None and self._announced is not None and now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            with contextlib.suppress(StorageError):  # the look before the commit must succeed; this one need not
+                check_alone(self._plugin.storage, self._announced)
 
     async def _complete(self) -> None:
         """Until all is written, or another rank has failed: then what is under way is left to itself."""
