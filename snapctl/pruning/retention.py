@@ -394,7 +394,10 @@ def _apply_metric_rules(kept: _Kept, policy: Policy) -> None:
             scored = {checkpoint.step for checkpoint in ranked}
             named = names_partition((subject.checkpoint for subject in ranking.counting), rule.metric)
             for subject in ranking.counting:
-                if subject.step not in scored and metric_value(subject.checkpoint, rule.metric, named=named) is None:
+                if subject.step in scored:
+                    continue
+                was_ranked = subject.step in by_step
+                if was_ranked or metric_value(subject.checkpoint, rule.metric, named=named) is None:
                     kept.add(subject.step, f"keep-unscored {rule.metric.text}")
     for partition in policy.keep_unevaluated:
         for subject in ranking.counting:
