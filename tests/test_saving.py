@@ -260,10 +260,12 @@ def test_of_two_jobs_that_save_one_step_at_once_one_is_whole_and_the_other_is_to
     def wait(plugin: SnapctlPlugin) -> None:
         seal(plugin)
         if "alias" not in plugin.storage.url:
+            gate.reached.set()
             gate.wait(30)
 
     monkeypatch.setattr(SnapctlPlugin, "seal", wait)
     first = Snapshot(tmp_path / "run", state(1.0)).save(1)
+    gate.reached.wait(30)
     Snapshot(tmp_path / "alias", state(2.0)).save(1).wait()
     gate.set()
     with pytest.raises(SaveError, match=r"step 1 was not saved: another save into .*/run/1 has begun meanwhile"):
