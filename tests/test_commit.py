@@ -221,6 +221,7 @@ def test_a_manifest_that_may_still_arrive_is_unknown(blind: bool, tmp_path: path
 def test_a_manifest_that_was_refused_is_not_there(tmp_path: pathlib.Path) -> None:
     with pytest.raises(NoSpaceError):
         commit(Flaky(str(tmp_path), NoSpaceError("full"), written=False), b"{}", record(b"{}"))
+    assert files_in(tmp_path) == set()  # nor is a record of what was not saved
 
 
 # -- old blobs -------------------------------------------------------------------------------------------------------

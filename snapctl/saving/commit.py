@@ -12,7 +12,14 @@ from typing import Any
 import msgspec
 
 from snapctl.checksums import crc32c
-from snapctl.errors import PreconditionError, SaveError, StorageError, StorageNotFoundError, UnavailableError
+from snapctl.errors import (
+    PermissionDeniedError,
+    PreconditionError,
+    SaveError,
+    StorageError,
+    StorageNotFoundError,
+    UnavailableError,
+)
 from snapctl.manifest import MANIFEST_NAME
 from snapctl.markers import DELETING_NAME, MARKER_DIR, claim_of_path, partition_of_marker
 from snapctl.save_record import SAVE_RECORD_PATH, BlobSum, SaveRecord, format_save_record
@@ -94,13 +101,13 @@ def check_alone(storage: Storage, announced: Announcement) -> None:
 
 
 def withdraw(storage: Storage, announced: Announcement, *, has_looked: bool = False) -> None:
-    """The save is over.
+    """The save is over. Who may not delete (a bucket with a retention policy) leaves it there: it harms nothing.
 
     Args:
         has_looked: `check_alone` has just been called.
     """
     if has_looked or _stands(storage, announced):
-        with contextlib.suppress(PreconditionError):  # another one's by now
+        with contextlib.suppress(PreconditionError, PermissionDeniedError):  # another one's by now; see above
             storage.delete(ANNOUNCEMENT_PATH, version=announced.file.version)
 
 
@@ -197,6 +204,8 @@ def commit(storage: Storage, manifest: bytes, record: SaveRecord, *, durable: bo
             return
         if isinstance(error, UnavailableError) or not (has_looked or was_refused):
             raise SaveError(f"the manifest may have been written or not: {error}", unknown=True) from error
+        with contextlib.suppress(StorageError):
+            storage.delete(SAVE_RECORD_PATH)
         raise
 
 

@@ -369,9 +369,12 @@ class _Save:
     def _tidy(self) -> None:
         if self._plugin is None or not self._old:
             return
-        failed = delete_blobs(self._plugin.storage, plan_old_blobs(self._old, self._kept)).failed
+        self._delete(self._plugin.storage, plan_old_blobs(self._old, self._kept))
+
+    def _delete(self, storage: Storage, files: Sequence[FileInfo]) -> None:
+        failed = delete_blobs(storage, files).failed
         if failed:
-            logger.warning("%s: old blobs are left behind (%d): %s", self.pending.path, len(failed), failed[0])
+            logger.warning("%s: blobs are left behind (%d): %s", self.pending.path, len(failed), failed[0])
 
     # -- the end, good or bad ----------------------------------------------------------------------------------
 
@@ -427,7 +430,7 @@ class _Save:
     def _remove_blobs(self) -> None:
         """Makes room again: the blobs of a checkpoint that will never be complete."""
         assert self._plugin is not None
-        delete_blobs(self._plugin.storage, [written.file for written in self._plugin.written.values()])
+        self._delete(self._plugin.storage, [written.file for written in self._plugin.written.values()])
         self._withdraw()
         self._plugin.storage.delete_empty_dirs()
 
