@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from snapctl.checkpoints import Checkpoint, State
 from snapctl.durations import format_duration
+from snapctl.manifest import no_garbage_collection
 from snapctl.markers import format_time
 from snapctl.metrics import metric_value, names_partition, rank_by_metric
 from snapctl.pruning.periods import Period, span_of
@@ -138,6 +139,7 @@ def _first(subjects: Sequence[Subject]) -> Subject | None:
 # -- the plan --------------------------------------------------------------------------------------------------------
 
 
+@no_garbage_collection()
 def plan_prune(subjects: Iterable[Subject], policy: Policy, *, save_dir: str, clock: Clock) -> Plan:
     """What a policy makes of the checkpoints of a save directory.
 
