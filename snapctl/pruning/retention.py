@@ -407,10 +407,10 @@ def _apply_metric_rules(kept: _Kept, policy: Policy) -> None:
 
 def _guards(rows: Sequence[Row], kept: _Kept, policy: Policy) -> tuple[list[str], list[str]]:
     """``(warnings, refusals)``: a rule that keeps nothing is more often a typo than meant."""
-    if all(row.action != "delete" or row.how == "interrupted" for row in rows):
-        return [], []
     counting = kept.ranking.counting
-    highest = counting[-1].step if counting else -1
+    if not counting or all(row.action != "delete" or row.how == "interrupted" for row in rows):
+        return [], []  # nothing will be deleted that a rule could have kept
+    highest = counting[-1].step
     unmatched: list[str] = []
     for rule in policy.keep_every:
         if kept.matches[f"keep-every {rule}"] == 0 and highest >= rule.every:
