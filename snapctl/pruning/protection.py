@@ -190,7 +190,9 @@ def judge_remains(
         return "leave", why
     if checkpoint.is_link:
         return "leave", f"{why}, behind a link"
-    if kept := [*claims_and_pins(checkpoint, clock), *(f"{link} leads to it" for link in subject.links)]:
+    kept = [f"could not be looked at: {problem}" for problem in checkpoint.unread]
+    kept += [*claims_and_pins(checkpoint, clock), *(f"{link} leads to it" for link in subject.links)]
+    if kept:
         return "leave", f"{why}, {', '.join(kept)}"
     if contents is None:
         return "delete", what
