@@ -12,12 +12,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from snapctl.errors import InvalidOptionError, InvalidPathError, SaveDirNotFoundError
+from snapctl.errors import InvalidOptionError, InvalidPathError, SaveDirNotFoundError, StorageError
 from snapctl.pruning.policy import PolicyTerms, make_policy
 from snapctl.pruning.pruner import CLOCK_SLACK_SECONDS, Prepared, carry_out, prepare
 from snapctl.pruning.retention import Plan
 from tests.support.plans import deleted, kept, reasons
-from tests.support.saves import LocalSaveDir, check_sound, fill, steps_that_look_complete
+from tests.support.saves import LocalSaveDir, check_sound, fill, prepare_watched, steps_that_look_complete
 from tests.support.snapshots import metadata, write_checkpoint
 from tests.support.watched import Watch, WatchedStorage
 
@@ -363,6 +363,18 @@ def test_links_that_lead_nowhere_or_elsewhere_or_round_in_circles_keep_nothing(l
     os.symlink(".", linked.root / "self")
     os.symlink("..", linked.root / "parent")
     assert deleted(plan_for(linked)) == [10, 20, 30]
+
+
+def test_a_directory_whose_links_cannot_be_read_stops_everything(linked: LocalSaveDir) -> None:
+    watch = Watch()
+
+    def fail(operation: str, path: str) -> None:
+        if operation == "list_links":
+            raise StorageError("input/output error")
+
+    watch.before = fail
+    with pytest.raises(StorageError):
+        prepare_watched(linked, watch, keep_last=(1,))
 
 
 def test_the_same_directory_under_another_mount_is_the_same(linked: LocalSaveDir, tmp_path: pathlib.Path) -> None:

@@ -303,10 +303,16 @@ class Storage(abc.ABC):
         """For how long the storage keeps, and bills, what was deleted; None for not at all, or if it does not say."""
         return None
 
-    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
+    def list_links(
+        self, path: str = "", *, deep: bool, on_denied: Callable[[StorageError], None] | None = None
+    ) -> list[str]:
         """Paths of the symbolic links in a directory, or at any depth below it; none are followed.
 
-        What may not be entered is passed over.
+        Args:
+            on_denied: is told of each directory that may not be entered, and that is passed over.
+
+        Raises:
+            StorageError: a directory could not be read to its end, or may not be entered and nobody is told.
         """
         return []
 

@@ -11,6 +11,7 @@ from threading import Event
 
 from snapctl.errors import (
     InvalidPathError,
+    PermissionDeniedError,
     PreconditionError,
     StorageError,
 )
@@ -384,18 +385,29 @@ class LocalStorage(Storage):
             finally:
                 os.close(descriptor)
 
-    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
+    def list_links(
+        self, path: str = "", *, deep: bool, on_denied: Callable[[StorageError], None] | None = None
+    ) -> list[str]:
         links: list[str] = []
         todo = [path]
         while todo:
             directory = todo.pop()
-            with contextlib.suppress(OSError), os.scandir(self._full(directory)) as entries:
-                for entry in entries:
-                    name = f"{directory}/{entry.name}" if directory else entry.name
-                    if entry.is_symlink():
-                        links.append(name)
-                    elif deep and entry.is_dir(follow_symlinks=False):
-                        todo.append(name)
+            full = self._full(directory)
+            try:
+                with os.scandir(full) as entries:
+                    for entry in entries:
+                        name = f"{directory}/{entry.name}" if directory else entry.name
+                        if entry.is_symlink():
+                            links.append(name)
+                        elif deep and entry.is_dir(follow_symlinks=False):
+                            todo.append(name)
+            except OSError as error:
+                if error.errno in NOT_THERE:
+                    continue
+                translated = translate_os_error(error, full)
+                if on_denied is None or not isinstance(translated, PermissionDeniedError):
+                    raise translated from error
+                on_denied(translated)
         return sorted(links)
 
     def identify(self, path: str = "") -> FileIdentity | None:

@@ -153,8 +153,13 @@ class WatchedStorage(Storage):
     def read_clock(self, *, may_write: bool) -> StorageTime:
         return self._inner.read_clock(may_write=may_write)
 
-    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
-        return self._inner.list_links(path, deep=deep)
+    def list_links(
+        self, path: str = "", *, deep: bool, on_denied: Callable[[StorageError], None] | None = None
+    ) -> list[str]:
+        def act() -> list[str]:
+            return self._inner.list_links(path, deep=deep, on_denied=on_denied)
+
+        return self._do("list_links", path, act)  # type: ignore[return-value]
 
     def identify(self, path: str = "") -> FileIdentity | None:
         return self._inner.identify(path)
