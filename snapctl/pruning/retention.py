@@ -89,7 +89,7 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def not_looked_at(self) -> tuple[Row, ...]:
         """What the storage did not let us look at, and is kept for that."""
-        return tuple(row for row in self.rows if row.subject.was_not_looked_at)
+        return tuple(row for row in self.rows if row.subject.was_not_looked_at and row.action != "delete")
 
 
 class Ranking(msgspec.Struct):

@@ -35,7 +35,7 @@ from snapctl.storage.local_files import (
 from snapctl.storage.local_paths import NOT_THERE, absolute_path, temporary_name, translate_os_error
 from snapctl.storage.values import DeletedFiles, FileIdentity, FileInfo, Listing, ScannedDir
 
-_BLOB_ATTEMPTS = 20
+_WRITE_ATTEMPTS = 20
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK, errno.ENOSYS}
 
 
@@ -223,8 +223,7 @@ class LocalStorage(Storage):
             return self._create(path, data)
         temporary = temporary_name(full)
         try:
-            self._make_parents(path, durable=durable)
-            found = write_new_file(temporary, data, durable=durable)
+            found = self._write_temporary(path, temporary, data, durable=durable)
             try:
                 if exclusive:
                     found = self._link_exclusively(temporary, full, data, found)
@@ -247,19 +246,34 @@ class LocalStorage(Storage):
             self.sync_dir(os.path.dirname(path))
         return file_info(path, found, found)
 
+    def _write_temporary(self, path: str, temporary: str, data: bytes | memoryview, *, durable: bool) -> os.stat_result:
+        for _ in range(_WRITE_ATTEMPTS):
+            self._make_parents(path, durable=durable)
+            try:
+                return write_new_file(temporary, data, durable=durable)
+            except FileNotFoundError:
+                if "/" not in path or not os.path.isdir(self.url):
+                    raise
+                # whoever deletes in this directory has removed the one for the file, which was empty
+        raise FileNotFoundError(errno.ENOENT, "its directory comes and goes")
+
     def write_blob(self, path: str, data: bytes | memoryview, *, durable: bool = True) -> FileInfo:
         full = self._file(path)
         try:
-            self._make_parents(path, durable=False)
-            for attempt in range(_BLOB_ATTEMPTS):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(full)  # never written into: it may be linked elsewhere, or be open in a reader
+            for attempt in range(1, _WRITE_ATTEMPTS + 1):
                 try:
+                    self._make_parents(path, durable=False)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(full)  # never written into: it may be linked elsewhere, or be open in a reader
                     write_new_file(full, data, durable=durable)
                     break
                 except FileExistsError:  # another rank holds the same shard, and writes it, too
-                    if attempt == _BLOB_ATTEMPTS - 1:
+                    if attempt == _WRITE_ATTEMPTS:
                         raise
+                except FileNotFoundError:  # whoever deletes an earlier save of this step has removed what was empty
+                    if attempt == _WRITE_ATTEMPTS:
+                        raise
+                    self.make_dir(durable=durable)
             found = os.lstat(full)  # over NFS the times are settled only when it is closed
         except OSError as error:
             raise translate_os_error(error, full) from error
