@@ -579,6 +579,21 @@ def test_the_remains_of_a_dead_save_go_by_the_same_protocol(local: LocalSaveDir)
     assert below(local, 50) == []
 
 
+def test_what_is_being_copied_with_its_old_times_is_no_remains(local: LocalSaveDir) -> None:
+    fill(local, 100)
+    dead_save(local)
+    os.utime(local.root / "50" / "0")  # as cp -a and rsync -a leave it while they are at it
+    result = prune_remains(local, Watch())
+    assert result.outcomes == {}, "a copy that goes on would end complete, and without its first blobs"
+    (row,) = [row for row in result.prepared.plan.rows if row.step == 50]
+    assert row.reasons[0].startswith("incomplete, changed ")
+    dead_save(local)
+    watch = Watch()
+    prepared = prepare_watched(local, watch, keep_last=(1,), incomplete_older_than="1d")
+    watch.once("list_tree", "50", lambda: os.utime(local.root / "50" / "0"))
+    assert outcome_of(carry_out(prepared), 50).status == "left"
+
+
 def revive(local: LocalSaveDir) -> None:
     local.write("50/0/c", b"alive")
 
@@ -619,7 +634,7 @@ def test_killed_at_any_step_the_remains_go_in_the_next_run(local: LocalSaveDir, 
         with pytest.raises(Killed):
             carry_out(prepared)
         if (local.root / "50" / DELETING).exists() and (local.root / "50" / MANIFEST).exists():
-            local.age(f"50/{DELETING}", 2 * 86400)  # announced beside an (empty) manifest: for an hour another's
+            local.age("50", 2 * 86400)  # announced beside an (empty) manifest: for an hour another's
         prune_remains(local, Watch())
         assert below(local, 50) in ([], ["50/"])
 

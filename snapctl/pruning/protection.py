@@ -204,9 +204,9 @@ def judge_remains(
 
 def _objection(contents: Contents, older_than_seconds: float, clock: Clock) -> str | None:
     """Why these are not the remains of a dead save."""
-    newest_at, oldest_at = contents.newest_at, contents.oldest_at
-    if newest_at is None or oldest_at is None:
+    if contents.newest_at is None or contents.oldest_at is None:
         return "empty"
+    newest_at, oldest_at = max(contents.newest_at, contents.dirs_changed_at or 0.0), contents.oldest_at
     if contents.pinned:
         return "pinned"
     if contents.foreign is not None:

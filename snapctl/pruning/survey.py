@@ -95,7 +95,10 @@ class Survey:
                 subject = replace(subject, passes=not check_whole(storage, manifest, files).problems)
             if needs_listing:
                 self.listings.add(subject.step, files)
-                subject = _with_announcement(replace(subject, contents=digest(files)), storage)
+                contents = digest(files)
+                if subject.checkpoint.state == "incomplete" or subject.manifest_state == "cut-off":
+                    contents = replace(contents, dirs_changed_at=storage.find_dirs_time())
+                subject = _with_announcement(replace(subject, contents=contents), storage)
         except CredentialsError:
             raise
         except StorageError as error:

@@ -268,6 +268,14 @@ class Storage(abc.ABC):
     def delete_empty_dirs(self, path: str = "") -> None:  # noqa: B027
         """Removes a directory and those in it, as far as they are empty. Nothing to do on an object store."""
 
+    def find_dirs_time(self) -> float | None:
+        """When a name was last added to, or removed from, this directory or one below it; None where there are no
+        directories.
+
+        Who copies with the old times of the files (``rsync -a``, ``cp -a``) sets those of a directory when it is full.
+        """
+        return None
+
     def sync_dir(self, path: str = "") -> None:  # noqa: B027
         """Makes the names in a directory durable. Nothing to do on an object store."""
 

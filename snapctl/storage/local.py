@@ -390,6 +390,13 @@ class LocalStorage(Storage):
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
 
+    def find_dirs_time(self) -> float | None:
+        newest: float | None = None
+        for directory, _, _ in os.walk(self.url):
+            with contextlib.suppress(FileNotFoundError):
+                newest = max(newest or 0.0, os.stat(directory).st_mtime)
+        return newest
+
     def sync_dir(self, path: str = "") -> None:
         full = self._full(path)
         with contextlib.suppress(OSError):  # not every file system can, and the data itself is durable already
