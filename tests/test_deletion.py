@@ -24,7 +24,7 @@ from tests.support.saves import (
     steps_that_look_complete,
     write_claim,
 )
-from tests.support.servers import Bucket
+from tests.support.servers import Bucket, Controlled
 from tests.support.snapshots import write_checkpoint
 from tests.support.watched import CHANGES, Killed, Watch
 
@@ -437,6 +437,19 @@ def test_if_the_answer_was_lost_and_the_manifest_is_gone_it_goes_on(save_dir: Sa
     prepared = prepare_watched(save_dir, watch, keep_last=(1,))
     watch.once("delete", f"100/{MANIFEST}", fail(UnavailableError("no answer")), after=True)
     assert outcome_of(carry_out(prepared), 100).status == "deleted"
+    assert below(save_dir, 100) == []
+
+
+def test_an_answer_that_is_lost_on_the_way_does_not_look_like_a_deletion_by_another(
+    proxied: tuple[Bucket, Controlled],
+) -> None:
+    bucket, proxy = proxied
+    save_dir = GcsSaveDir(bucket)
+    fill(save_dir, 100, 200)
+    lost = {"match": r"100%2F.snapshot_metadata(\?|$)", "method": "DELETE", "lose": True, "n": 1}
+    prepared = prepare_watched(save_dir, Watch(), keep_last=(1,))
+    proxy.configure(faults=[lost])
+    assert outcome_of(carry_out(prepared), 100).status == "deleted", "aiohttp itself asks again, and gets a 404"
     assert below(save_dir, 100) == []
 
 
