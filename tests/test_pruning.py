@@ -389,6 +389,19 @@ def test_the_same_directory_under_another_mount_is_the_same(linked: LocalSaveDir
         subprocess.run(["umount", str(mount)], check=True)
 
 
+def test_one_directory_under_two_steps_is_not_deleted_under_the_one_that_is_kept(linked: LocalSaveDir) -> None:
+    (linked.root / "50").mkdir()
+    mounted = subprocess.run(["mount", "--bind", str(linked.root / "10"), str(linked.root / "50")], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("no mounts here")
+    try:
+        plan = plan_for(linked)
+        assert deleted(plan) == [20, 30]
+        assert f"{linked.url}/50 leads to it" in reasons(plan, 10)
+    finally:
+        subprocess.run(["umount", str(linked.root / "50")], check=True)
+
+
 def test_a_step_that_is_a_link_counts_by_its_name(linked: LocalSaveDir) -> None:
     elsewhere = LocalSaveDir(linked.root.parent / "elsewhere")
     fill(elsewhere, 5)

@@ -28,15 +28,19 @@ class LinkWatch:
     def find_targets(self) -> dict[Target, tuple[str, ...]]:
         """Looks at all links, at any depth: for each checkpoint that one leads to, the links' paths.
 
+        A checkpoint's directory that is another one's, too (by a bind mount), is led to by that.
+
         Raises:
             StorageError: a directory could not be read: what its links lead to could be deleted under them. One that
                 may not be entered is passed over, with a warning.
         """
         links = list(self._iter_links(deep=True, on_denied=self._warn_of_denied))
-        if not links:
-            return {}
         checkpoints = dict(self._iter_identities())
         found: dict[Target, dict[str, None]] = {}
+        for targets in checkpoints.values():
+            for target in targets if len(targets) > 1 else ():
+                others = (f"{url}/{step}" for url, step in targets if (url, step) != target)
+                found.setdefault(target, {}).update(dict.fromkeys(others))
         for place, link in links:
             for identity in self._follow(place, link):
                 for target in checkpoints.get(identity, ()):
