@@ -450,6 +450,23 @@ def test_what_is_not_as_planned_is_left_alone_with_6_and_the_others_go_on(
     assert f"warning: {local.url}/10: left alone: " in done.stderr
 
 
+@pytest.mark.parametrize(
+    "options",
+    [("--keep-best", "val/typo:min:1"), ("--keep-last", "1", "--max-delete", "1")],
+    ids=["a rule that keeps nothing", "a limit"],
+)
+def test_a_plan_that_a_guard_refused_is_not_carried_out_later_either(
+    snapctl: Run, local: LocalSaveDir, tmp_path: pathlib.Path, options: tuple[str, ...]
+) -> None:
+    file = tmp_path / "refused.jsonl"
+    assert snapctl("prune", local.url, *options, "--plan", str(file)).code == 6
+    assert any(line["action"] == "delete" for line in lines_of(file))
+    done = snapctl("prune", local.url, "--apply", str(file), "--yes")
+    assert done.code == 6
+    assert "the plan was refused when it was made: " in done.stderr
+    assert len(steps(local)) == 5
+
+
 def edit_plan(file: pathlib.Path, step: int, **facts: object) -> None:
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     file.write_text("".join(json.dumps({**line, **facts} if line["step"] == step else line) + "\n" for line in lines))

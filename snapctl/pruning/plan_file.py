@@ -4,7 +4,8 @@ A line says what is to become of a checkpoint, and how that was recognised when 
 
     {"version": 1, "save_dir": "/runs/a", "path": "/runs/a/100", "step": 100, "action": "delete", "how": "complete",
      "state": "complete", "reasons": ["no rule keeps it"], "size_bytes": 4096, "verified": false,
-     "incomplete_older_than_seconds": null, "manifest": {"version": "…", "size_bytes": 512}, "side_files": {}}
+     "incomplete_older_than_seconds": null, "manifest": {"version": "…", "size_bytes": 512}, "side_files": {},
+     "refused": []}
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class PlanLine(msgspec.Struct, frozen=True):
     manifest: PlannedManifest | None
     side_files: dict[str, str]
     """Markers, claims and pin, with their versions."""
+    refused: list[str] = []
+    """What guards said to the plan: such a one is for looking at, and is not carried out."""
 
 
 def format_plan(plan: Plan, policy: Policy) -> bytes:
@@ -75,6 +78,7 @@ def _line(row: Row, plan: Plan, policy: Policy) -> PlanLine:
         incomplete_older_than_seconds=policy.incomplete_older_than_seconds,
         manifest=_manifest(checkpoint),
         side_files={_text(path): version for path, version in _side_files(checkpoint).items()},
+        refused=[_text(message) for message in plan.refusals],
     )
 
 
@@ -207,7 +211,9 @@ def plan_from_lines(
             rows.append(judge_incomplete(subject, ranking, aged, clock))
         else:
             rows.append(_row(subject, newest.get(subject.step), clock))
-    return finish_plan(rows, ranking, policy, save_dir=save_dir, warnings=(), refusals=())
+    refused = dict.fromkeys(message for line in lines.values() for message in line.refused)
+    refusals = [f"the plan was refused when it was made: {message}" for message in refused]
+    return finish_plan(rows, ranking, policy, save_dir=save_dir, warnings=(), refusals=refusals)
 
 
 def _first_reasons(newest: Iterable[tuple[Subject, str]]) -> Iterable[tuple[int, str]]:
