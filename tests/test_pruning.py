@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import pathlib
@@ -9,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
+import google_crc32c
 import numpy as np
 import pytest
 
@@ -204,22 +206,33 @@ def test_what_vanishes_while_it_is_looked_at_is_no_error(local: LocalSaveDir) ->
     assert prepared.plan.not_looked_at == ()
 
 
+def write_recorded(local: LocalSaveDir, step: int, saved: str) -> None:
+    """A checkpoint whose save recorded its time."""
+    manifest = metadata({"0/w": {"type": "list"}})
+    crc = google_crc32c.Checksum(manifest).digest()
+    record = {
+        "format_version": 1,
+        "saved_at": f"{saved}T00:00:00Z",
+        "world_size": 1,
+        "manifest": {"size_bytes": len(manifest), "crc32c": base64.b64encode(crc).decode()},
+    }
+    local.write(f"{step}/.snapctl/save.json", json.dumps(record).encode())
+    local.write(f"{step}/{MANIFEST}", manifest)
+
+
+def test_a_manifest_that_vanishes_before_its_record_is_compared_with_it_is_no_error(local: LocalSaveDir) -> None:
+    for step in (10, 20, 30):
+        write_recorded(local, step, "2024-05-01")
+    watch = Watch()
+    watch.once("read", f"10/{MANIFEST}", lambda: local.delete(f"10/{MANIFEST}"))
+    prepared = prepare_watched(local, watch, keep_last=(1,))
+    assert deleted(prepared.plan) == [20]
+    assert prepared.plan.not_looked_at == (), "another prune is at it, or it is being saved again"
+
+
 def test_a_record_of_its_time_counts_and_survives_copying(local: LocalSaveDir) -> None:
     for step, saved in ((1, "2024-05-03"), (2, "2024-05-02"), (3, "2024-05-01")):
-        manifest = metadata({"0/w": {"type": "list"}})
-        import google_crc32c
-
-        crc = google_crc32c.Checksum(manifest).digest()
-        import base64
-
-        record = {
-            "format_version": 1,
-            "saved_at": f"{saved}T00:00:00Z",
-            "world_size": 1,
-            "manifest": {"size_bytes": len(manifest), "crc32c": base64.b64encode(crc).decode()},
-        }
-        local.write(f"{step}/.snapctl/save.json", json.dumps(record).encode())
-        local.write(f"{step}/{MANIFEST}", manifest)
+        write_recorded(local, step, saved)
     plan = plan_for(local)
     assert kept(plan) == [1, 3], "the newest by its recorded time, and by step"
     assert plan.warnings
