@@ -230,6 +230,15 @@ def test_a_manifest_that_vanishes_before_its_record_is_compared_with_it_is_no_er
     assert prepared.plan.not_looked_at == (), "another prune is at it, or it is being saved again"
 
 
+def test_what_vanishes_while_it_is_verified_is_no_error(local: LocalSaveDir) -> None:
+    for step in (10, 20, 30):
+        write_recorded(local, step, "2024-05-01")
+    watch = Watch()
+    watch.once("list_tree", "10", lambda: local.delete("10/.snapctl/save.json"), after=True)
+    prepared = prepare_watched(local, watch, keep_last=(1,), verified=True)
+    assert prepared.plan.not_looked_at == ()
+
+
 def test_a_record_of_its_time_counts_and_survives_copying(local: LocalSaveDir) -> None:
     for step, saved in ((1, "2024-05-03"), (2, "2024-05-02"), (3, "2024-05-01")):
         write_recorded(local, step, saved)
