@@ -97,11 +97,12 @@ def _progress(out: Output, targets: Targets, how: Thoroughness) -> Iterator[Any]
 
 def _show(out: Output, reports: list[CheckpointReport], targets: Targets, how: Thoroughness) -> ExitCode:
     gone = [report for report in reports if isinstance(report.error, CheckpointNotFoundError)]
-    if targets.all_of is None and gone and gone[0].error is not None:
+    if targets.all_of is None and len(gone) == len(reports) and gone[0].error is not None:
         raise gone[0].error
-    for report in gone:
-        out.warn(str(report.error))
-    reports = [report for report in reports if report not in gone]
+    if targets.all_of is not None:  # then it is none of them any more; one that was named could not be checked
+        for report in gone:
+            out.warn(str(report.error))
+        reports = [report for report in reports if report not in gone]
     if not reports:
         raise CheckpointNotFoundError(f"{targets.storage.url}: no complete checkpoint")
     if out.as_json:
@@ -109,8 +110,8 @@ def _show(out: Output, reports: list[CheckpointReport], targets: Targets, how: T
     else:
         _print_tables(out, reports)
     failed = [report for report in reports if report.verdict is None]
-    if len(failed) == len(reports) and isinstance(failed[0].error, StorageError):
-        raise failed[0].error
+    if len(failed) == len(reports):
+        raise next(report.error for report in failed if isinstance(report.error, StorageError))
     if any(report.is_bad for report in reports):
         return ExitCode.NO
     return ExitCode.PARTIAL if failed or targets.not_looked_at else ExitCode.OK
