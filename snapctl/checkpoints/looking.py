@@ -179,6 +179,8 @@ def _read_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[[],
         elif found.state == "complete":
             try:
                 found = _with_record(found, storage, data, now, notes)
+            except StorageNotFoundError:
+                continue  # the manifest vanished since it was listed: whoever needs it will be told so
             except StorageError as error:  # the manifest itself, to compare with
                 unread.append(error.message)
     for partition, files in sorted(claims.items()):

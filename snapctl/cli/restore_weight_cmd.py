@@ -23,7 +23,7 @@ from snapctl.cli.options import (
 )
 from snapctl.cli.output import Output, StdoutSink, format_size, json_value
 from snapctl.entry_names import EntryIndex
-from snapctl.errors import InvalidOptionError
+from snapctl.errors import InvalidOptionError, UnsupportedEntryError
 from snapctl.export.selection import Kinds, Selection, read_value, select
 from snapctl.export.state_dict_file import check_place, load_state_dict, put_tensor
 from snapctl.export.stats import Number, TensorStats, compute_stats
@@ -216,9 +216,9 @@ class _Delivery:
 
 
 def _deliver(delivery: _Delivery, chosen: Selection, to: _Destination) -> None:
+    if to.kinds == "tensors" and (left_out := describe_left_out(chosen)) is not None:
+        delivery.out.warn(left_out)
     if to.file_format is not None:
-        if to.kinds == "tensors" and (left_out := describe_left_out(chosen)) is not None:
-            delivery.out.warn(left_out)
         _write(delivery, to.file_format, to.path)
     elif to.into is not None:
         _put(delivery, to.into, to.key)
@@ -265,6 +265,8 @@ def _put(delivery: _Delivery, path: str, key: str) -> None:
 
 def _show_stats(delivery: _Delivery) -> None:
     out, reader, items = delivery.out, delivery.reader, delivery.content.items
+    if not items:
+        raise UnsupportedEntryError("no tensor to show the statistics of")
     parts = [(item.layout, item.region) for item in items]
     reader.check_parts(parts)
     with out.progress("reading", reader.stored_bytes(parts)) as report:

@@ -81,9 +81,8 @@ def command(
     targets = find_targets(checkpoints[0], steps=step or (), every=every, level=how.level, options=options)
     reports = _verify(out, targets, how, options)
     _show(out, reports)
-    failed = [report for report in reports if report.verdict is None]
-    if len(failed) == len(reports) and isinstance(failed[0].error, StorageError):
-        raise failed[0].error
+    if _code(reports, targets) is ExitCode.STORAGE:
+        raise next(report.error for report in reports if isinstance(report.error, StorageError))
     return _code(reports, targets)
 
 
@@ -137,11 +136,12 @@ def _verify(out: Output, targets: Targets, how: Thoroughness, options: dict[str,
         reports = list(verify(targets, how, options=options, on_progress=on_progress))
     reports.sort(key=lambda report: (report.step is None, report.step or 0, report.path))
     gone = [report for report in reports if isinstance(report.error, CheckpointNotFoundError)]
-    if targets.all_of is None and gone and gone[0].error is not None:
+    if targets.all_of is None and len(gone) == len(reports) and gone[0].error is not None:
         raise gone[0].error
-    for report in gone:
-        out.warn(str(report.error))
-    reports = [report for report in reports if report not in gone]
+    if targets.all_of is not None:  # then it is none of them any more; one that was named could not be checked
+        for report in gone:
+            out.warn(str(report.error))
+        reports = [report for report in reports if report not in gone]
     if not reports:
         raise CheckpointNotFoundError(f"{targets.storage.url}: no complete checkpoint")
     return reports

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from snapctl.checkpoints import Place
@@ -29,15 +29,24 @@ class LinkWatch:
         self._places = places
         self._roots = roots
         self.warnings: list[str] = []
-        """Links that nobody could follow."""
+        """Links that nobody could follow, and directories whose links nobody could see."""
 
     def find_targets(self) -> dict[Target, tuple[str, ...]]:
-        """Looks at all links, at any depth: for each checkpoint that one leads to, the links' paths."""
-        links = list(self._iter_links(deep=True))
-        if not links:
-            return {}
+        """Looks at all links, at any depth: for each checkpoint that one leads to, the links' paths.
+
+        A checkpoint's directory that is another one's, too (by a bind mount), is led to by that.
+
+        Raises:
+            StorageError: a directory could not be read: what its links lead to could be deleted under them. One that
+                may not be entered is passed over, with a warning.
+        """
+        links = list(self._iter_links(deep=True, on_denied=self._warn_of_denied))
         checkpoints = dict(self._iter_identities())
         found: dict[Target, dict[str, None]] = {}
+        for targets in checkpoints.values():
+            for target in targets if len(targets) > 1 else ():
+                others = (f"{url}/{step}" for url, step in targets if (url, step) != target)
+                found.setdefault(target, {}).update(dict.fromkeys(others))
         for storage, link in links:
             for identity in self._follow(storage, link):
                 for target in checkpoints.get(identity, ()):
@@ -55,14 +64,21 @@ class LinkWatch:
                 return storage.url_of(link)
         return None
 
-    def _iter_links(self, *, deep: bool) -> Iterator[tuple[Storage, str]]:
+    def _iter_links(
+        self, *, deep: bool, on_denied: Callable[[StorageError], None] | None = None
+    ) -> Iterator[tuple[Storage, str]]:
         known: set[str] = set()
         for storage in [*(place.storage for place in self._places), *self._roots]:
-            for link in storage.list_links(deep=deep):
+            for link in storage.list_links(deep=deep, on_denied=on_denied):
                 url = storage.url_of(link)
                 if url not in known:  # a root holds those of its save directories, too
                     known.add(url)
                     yield storage, link
+
+    def _warn_of_denied(self, error: StorageError) -> None:
+        warning = f"{error.message}: links in it, if there are any, protect nothing"
+        if warning not in self.warnings:
+            self.warnings.append(warning)
 
     def _iter_identities(self) -> Iterator[tuple[FileIdentity, list[Target]]]:
         found: dict[FileIdentity, list[Target]] = {}

@@ -307,6 +307,14 @@ class Storage(abc.ABC):
     def delete_empty_dirs(self, path: str = "") -> None:  # noqa: B027
         """Removes a directory and those in it, as far as they are empty. Nothing to do on an object store."""
 
+    def find_dirs_time(self) -> float | None:
+        """When a name was last added to, or removed from, this directory or one below it; None where there are no
+        directories.
+
+        Who copies with the old times of the files (``rsync -a``, ``cp -a``) sets those of a directory when it is full.
+        """
+        return None
+
     def sync_dir(self, path: str = "") -> None:  # noqa: B027
         """Makes the names in a directory durable. Nothing to do on an object store."""
 
@@ -342,10 +350,16 @@ class Storage(abc.ABC):
         """For how long the storage keeps, and bills, what was deleted; None for not at all, or if it does not say."""
         return None
 
-    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
+    def list_links(
+        self, path: str = "", *, deep: bool, on_denied: Callable[[StorageError], None] | None = None
+    ) -> list[str]:
         """Paths of the symbolic links in a directory, or at any depth below it; none are followed.
 
-        What may not be entered is passed over.
+        Args:
+            on_denied: is told of each directory that may not be entered, and that is passed over.
+
+        Raises:
+            StorageError: a directory could not be read to its end, or may not be entered and nobody is told.
         """
         return []
 

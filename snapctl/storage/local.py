@@ -11,6 +11,7 @@ from threading import Event
 
 from snapctl.errors import (
     InvalidPathError,
+    PermissionDeniedError,
     PreconditionError,
     StorageError,
 )
@@ -34,7 +35,7 @@ from snapctl.storage.local_files import (
 from snapctl.storage.local_paths import NOT_THERE, absolute_path, temporary_name, translate_os_error
 from snapctl.storage.values import DeletedFiles, FileIdentity, FileInfo, Listing, ScannedDir
 
-_BLOB_ATTEMPTS = 20
+_WRITE_ATTEMPTS = 20
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK, errno.ENOSYS}
 
 
@@ -222,8 +223,7 @@ class LocalStorage(Storage):
             return self._create(path, data)
         temporary = temporary_name(full)
         try:
-            self._make_parents(path, durable=durable)
-            found = write_new_file(temporary, data, durable=durable)
+            found = self._write_temporary(path, temporary, data, durable=durable)
             try:
                 if exclusive:
                     found = self._link_exclusively(temporary, full, data, found)
@@ -246,19 +246,34 @@ class LocalStorage(Storage):
             self.sync_dir(os.path.dirname(path))
         return file_info(path, found, found)
 
+    def _write_temporary(self, path: str, temporary: str, data: bytes | memoryview, *, durable: bool) -> os.stat_result:
+        for _ in range(_WRITE_ATTEMPTS):
+            self._make_parents(path, durable=durable)
+            try:
+                return write_new_file(temporary, data, durable=durable)
+            except FileNotFoundError:
+                if "/" not in path or not os.path.isdir(self.url):
+                    raise
+                # whoever deletes in this directory has removed the one for the file, which was empty
+        raise FileNotFoundError(errno.ENOENT, "its directory comes and goes")
+
     def write_blob(self, path: str, data: bytes | memoryview, *, durable: bool = True) -> FileInfo:
         full = self._file(path)
         try:
-            self._make_parents(path, durable=False)
-            for attempt in range(_BLOB_ATTEMPTS):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(full)  # never written into: it may be linked elsewhere, or be open in a reader
+            for attempt in range(1, _WRITE_ATTEMPTS + 1):
                 try:
+                    self._make_parents(path, durable=False)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(full)  # never written into: it may be linked elsewhere, or be open in a reader
                     write_new_file(full, data, durable=durable)
                     break
                 except FileExistsError:  # another rank holds the same shard, and writes it, too
-                    if attempt == _BLOB_ATTEMPTS - 1:
+                    if attempt == _WRITE_ATTEMPTS:
                         raise
+                except FileNotFoundError:  # whoever deletes an earlier save of this step has removed what was empty
+                    if attempt == _WRITE_ATTEMPTS:
+                        raise
+                    self.make_dir(durable=durable)
             found = os.lstat(full)  # over NFS the times are settled only when it is closed
         except OSError as error:
             raise translate_os_error(error, full) from error
@@ -375,6 +390,13 @@ class LocalStorage(Storage):
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
 
+    def find_dirs_time(self) -> float | None:
+        newest: float | None = None
+        for directory, _, _ in os.walk(self.url):
+            with contextlib.suppress(FileNotFoundError):
+                newest = max(newest or 0.0, os.stat(directory).st_mtime)
+        return newest
+
     def sync_dir(self, path: str = "") -> None:
         full = self._full(path)
         with contextlib.suppress(OSError):  # not every file system can, and the data itself is durable already
@@ -384,18 +406,29 @@ class LocalStorage(Storage):
             finally:
                 os.close(descriptor)
 
-    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
+    def list_links(
+        self, path: str = "", *, deep: bool, on_denied: Callable[[StorageError], None] | None = None
+    ) -> list[str]:
         links: list[str] = []
         todo = [path]
         while todo:
             directory = todo.pop()
-            with contextlib.suppress(OSError), os.scandir(self._full(directory)) as entries:
-                for entry in entries:
-                    name = f"{directory}/{entry.name}" if directory else entry.name
-                    if entry.is_symlink():
-                        links.append(name)
-                    elif deep and entry.is_dir(follow_symlinks=False):
-                        todo.append(name)
+            full = self._full(directory)
+            try:
+                with os.scandir(full) as entries:
+                    for entry in entries:
+                        name = f"{directory}/{entry.name}" if directory else entry.name
+                        if entry.is_symlink():
+                            links.append(name)
+                        elif deep and entry.is_dir(follow_symlinks=False):
+                            todo.append(name)
+            except OSError as error:
+                if error.errno in NOT_THERE:
+                    continue
+                translated = translate_os_error(error, full)
+                if on_denied is None or not isinstance(translated, PermissionDeniedError):
+                    raise translated from error
+                on_denied(translated)
         return sorted(links)
 
     def identify(self, path: str = "") -> FileIdentity | None:

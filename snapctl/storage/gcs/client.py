@@ -37,6 +37,27 @@ FAILED_TRIES: contextvars.ContextVar[int] = contextvars.ContextVar("FAILED_TRIES
 """How often the last request was tried in vain: what a lost answer stood for may have been done all the same."""
 
 
+class _Sent:
+    """How often one request was sent. aiohttp by itself sends one a second time whose connection broke."""
+
+    times = 0
+
+
+_SENT: contextvars.ContextVar[_Sent | None] = contextvars.ContextVar("_SENT", default=None)
+
+
+async def _count_sent(*_: object) -> None:
+    sent = _SENT.get()
+    if sent is not None:
+        sent.times += 1
+
+
+def _counting() -> aiohttp.TraceConfig:
+    trace = aiohttp.TraceConfig()
+    trace.on_request_headers_sent.append(_count_sent)
+    return trace
+
+
 class FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
     """gcsfs with retries that end while somebody still waits for the answer."""
 
@@ -61,9 +82,13 @@ class FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
         patience = UPLOAD_SECONDS if len(kwargs.get("data") or ()) > MULTIPART_BYTES else RETRY_SECONDS
         started = time.monotonic()
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            FAILED_TRIES.set(attempt - 1)
+            sent = _Sent()
+            _SENT.set(sent)
             try:
-                answer = await once(self, *args, **kwargs)
+                try:
+                    answer = await once(self, *args, **kwargs)
+                finally:
+                    FAILED_TRIES.set(attempt - 1 + max(0, sent.times - 1))
             except Exception as error:
                 pause = min(2.0 ** (attempt - 2), 4.0) * (1 + random.random() / 4)
                 too_late = time.monotonic() - started + pause > patience
@@ -110,7 +135,12 @@ def open_file_system(options: Mapping[str, Any]) -> FileSystem:
     if chosen["token"] is None and _is_emulator(chosen.get("endpoint_url")):
         chosen["token"] = "anon"  # an emulator knows no accounts; asking for some takes many seconds
     chosen["token"] = _checked_token(chosen["token"])
-    chosen.update(use_listings_cache=False, skip_instance_cache=True)
+    session = chosen.get("session_kwargs") or {}
+    if not isinstance(session, Mapping):
+        raise InvalidOptionError("gs://: the storage option session_kwargs takes a JSON object")
+    session = dict(session)
+    session["trace_configs"] = [*(session.get("trace_configs") or ()), _counting()]
+    chosen.update(use_listings_cache=False, skip_instance_cache=True, session_kwargs=session)
     with patient_only_for_a_moment():
         try:
             return FileSystem(**chosen)
