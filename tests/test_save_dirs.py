@@ -132,7 +132,7 @@ class _AsObjects(Storage):
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
-    def walk(self, wanted=()):  # type: ignore[no-untyped-def]
+    def walk(self):  # type: ignore[no-untyped-def]
         files = [file for part in self._inner.walk() if isinstance(part, list) for file in part if file.path[-1] != "/"]
         for file in sorted(files, key=lambda file: file.path):
             yield [file]
