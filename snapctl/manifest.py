@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import functools
 import gc
 import json
 import math
@@ -415,6 +416,8 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 _DECODER = msgspec.json.Decoder(_Document)
+_MAX_NUMBER_BITS = 14_000
+"""Python refuses to print numbers of more than 4,300 digits."""
 
 
 @contextlib.contextmanager
@@ -493,17 +496,46 @@ def _load_yaml(text: str) -> Any:
     """YAML 1.1, as the releases of 2022 wrote it; without aliases, which they never wrote and which can explode."""
     import yaml
 
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    loader = _yaml_loader()(text)
     try:
         node = loader.get_single_node()
         _refuse_aliases(node)
         return loader.construct_document(node) if node is not None else None
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
-    except (LookupError, AttributeError, TypeError) as error:  # what its constructors make of odd scalars
+    except (
+        LookupError,
+        AttributeError,
+        TypeError,
+        ArithmeticError,
+    ) as error:  # what its constructors make of odd scalars
         raise ValueError(f"{type(error).__name__} in a scalar") from error
     finally:
         loader.dispose()
+
+
+@functools.cache
+def _yaml_loader() -> Any:
+    """One that makes nothing but what JSON has: no dates, sets or bytes, and no numbers that Python cannot print."""
+    import yaml
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        def construct_short_int(self, node: Any) -> int:
+            number: int = self.construct_yaml_int(node)
+            if number.bit_length() > _MAX_NUMBER_BITS:
+                raise ValueError(f"a number of {number.bit_length()} bits")
+            return number
+
+    known = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
+    Loader.yaml_constructors = {
+        tag: make for tag, make in Loader.yaml_constructors.items() if tag is None or tag in known
+    }
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag in known]
+        for first, resolvers in Loader.yaml_implicit_resolvers.items()
+    }
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_short_int)
+    return Loader
 
 
 def _refuse_aliases(root: Any) -> None:
