@@ -48,8 +48,6 @@ class Done:
                     json.loads(stream, parse_constant=_refuse)
                 except ValueError as error:
                     return f"not JSON: {error}"
-        if is_json and found.code not in (0, 1, 5) and found.stdout and found.stderr:
-            return "an answer and an error"
         return ""
 
     def __str__(self) -> str:
