@@ -31,11 +31,11 @@ from snapctl.storage.local_files import (
     time_of_new_file,
     write_new_file,
 )
-from snapctl.storage.local_paths import NOT_THERE, absolute_path, temporary_name, translate_os_error
+from snapctl.storage.local_paths import NOT_THERE, absolute_path, translate_os_error
+from snapctl.storage.unfinished import UnfinishedFile, remove_litter
 from snapctl.storage.values import DeletedFiles, FileIdentity, FileInfo, Listing, ScannedDir
 
 _BLOB_ATTEMPTS = 20
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK, errno.ENOSYS}
 
 
 class LocalStorage(Storage):
@@ -220,28 +220,26 @@ class LocalStorage(Storage):
         full = self._file(path)
         if exclusive and not durable:
             return self._create(path, data)
-        temporary = temporary_name(full)
         try:
             self._make_parents(path, durable=durable)
-            found = write_new_file(temporary, data, durable=durable)
-            try:
+            with UnfinishedFile(full) as file:
+                file.write(data)
+                if durable:
+                    os.fsync(file.descriptor)
                 if exclusive:
-                    found = self._link_exclusively(temporary, full, data, found)
+                    file.create()
                 elif version:
-                    replace_version(temporary, full, version)
+                    replace_version(file, full, version)
                 else:
-                    os.replace(temporary, full)
-            finally:
-                if exclusive:
-                    os.unlink(temporary)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            if isinstance(error, FileExistsError) and not isinstance(error, StorageError):
-                raise PreconditionError(f"{full}: exists already", url=full) from error
-            if isinstance(error, OSError):
-                raise translate_os_error(error, full) from error
-            raise
+                    file.replace()
+                found = file.status()
+        except FileExistsError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise PreconditionError(f"{full}: exists already", url=full) from error
+        except OSError as error:
+            raise translate_os_error(error, full) from error
+        remove_litter(full, found.st_mtime, of_others=True)
         if durable:
             self.sync_dir(os.path.dirname(path))
         return file_info(path, found, found)
@@ -295,17 +293,6 @@ class LocalStorage(Storage):
             raise StorageError(f"{self.url}: is not a directory", url=self.url) from error
         except OSError as error:
             raise translate_os_error(error, self.url) from error
-
-    def _link_exclusively(
-        self, temporary: str, full: str, data: bytes | memoryview, found: os.stat_result
-    ) -> os.stat_result:
-        try:
-            os.link(temporary, full)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            return write_new_file(full, data)
-        return found
 
     def _make_parents(self, path: str, *, durable: bool = True) -> None:
         """Makes the directories between this one and the file; never this one itself."""

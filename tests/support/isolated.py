@@ -27,11 +27,16 @@ class Isolated:
     seconds: float
 
 
-def start_isolated(function: Callable[..., Any], *args: Any) -> Any:
-    """A process (of `multiprocessing`) that calls a function of a module; it starts in some 20 ms."""
-    process = _CONTEXT.Process(target=_call, args=(function, args, _environment()))
+def start_with(function: Callable[..., Any], *args: Any) -> tuple[Any, Any]:
+    """Starts ``function(connection, *args)``; returns the process (of `multiprocessing`) and our end of the connection.
+
+    It starts in some 20 ms.
+    """
+    ours, theirs = _CONTEXT.Pipe()
+    process = _CONTEXT.Process(target=_call, args=(function, (theirs, *args), _environment()))
     process.start()
-    return process
+    theirs.close()
+    return process, ours
 
 
 def run_isolated(
