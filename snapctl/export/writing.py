@@ -128,6 +128,10 @@ def _check_safetensors(item: Item) -> None:
         )
     if item.name == "__metadata__":
         raise UnsupportedEntryError("a tensor cannot be named __metadata__ in a .safetensors file")
+    if any(0xD800 <= ord(character) < 0xE000 for character in item.name):
+        raise UnsupportedEntryError(
+            f"a tensor cannot be named {item.name!r} in a .safetensors file, which is UTF-8", hint=".pt can hold it"
+        )
 
 
 def numpy_dtype_of(item: Item) -> np.dtype[Any]:

@@ -104,6 +104,7 @@ def parse_manifest(data: bytes) -> Manifest:
         _check_version(document.version)
         _check_world_size(document.world_size)
         entries: dict[str, Any] = document.manifest
+        _check_depth(entries)
         for path, entry in entries.items():
             if isinstance(entry, _Primitive):
                 entries[path] = _primitive(entry)
@@ -111,6 +112,10 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 _DECODER = msgspec.json.Decoder(_Document)
+MAX_RANKS = 1 << 20
+"""More than any job has: what a manifest says costs memory for each."""
+MAX_DEPTH = 256
+"""Keys on the way to an entry."""
 _MAX_NUMBER_BITS = 14_000
 """Python refuses to print numbers of more than 4,300 digits."""
 
@@ -129,8 +134,15 @@ def _check_version(version: str) -> None:
 
 
 def _check_world_size(world_size: int) -> None:
-    if not 1 <= world_size < 10**9:
+    if not 1 <= world_size <= MAX_RANKS:
         raise _fail(f"speaks of {str(world_size)[:20]} ranks", "invalid")
+
+
+def _check_depth(entries: Mapping[str, object]) -> None:
+    """Whoever looks for the end of a name makes as many texts of it as it has keys."""
+    for path in entries:
+        if len(path) > 2 * MAX_DEPTH and path.count("/") > MAX_DEPTH:
+            raise _fail(f"has an entry {path.count('/')} keys deep: {path[:40]!r}…", "invalid")
 
 
 def _parse_slowly(data: bytes) -> Manifest:
@@ -158,6 +170,7 @@ def _parse_slowly(data: bytes) -> Manifest:
             raise _fail(f"has an entry that cannot be read: {path[:200]!r}: {error}", "invalid") from error
         if extra:
             extras[path] = extra
+    _check_depth(entries)
     return Manifest(version, world_size, entries, extras)
 
 

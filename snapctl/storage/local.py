@@ -36,6 +36,8 @@ from snapctl.storage.unfinished import UnfinishedFile, remove_litter
 from snapctl.storage.values import DeletedFiles, FileIdentity, FileInfo, Listing, ScannedDir
 
 _BLOB_ATTEMPTS = 20
+MAX_WHOLE_BYTES = 4 << 30
+"""No manifest, marker or record has so many: it would be a file that only looks large, or no such file."""
 
 
 class LocalStorage(Storage):
@@ -194,7 +196,12 @@ class LocalStorage(Storage):
         full = self._file(path)
         try:
             with open_regular(full) as descriptor, open(descriptor, "rb", closefd=False) as file:
+                size_bytes = os.fstat(descriptor).st_size
+                if size_bytes > MAX_WHOLE_BYTES:
+                    raise StorageError(f"{full}: {size_bytes} bytes, too many to be read at once", url=full)
                 return file.read()
+        except MemoryError as error:
+            raise StorageError(f"{full}: {size_bytes} bytes do not fit into memory", url=full) from error
         except OSError as error:
             raise translate_os_error(error, full) from error
 

@@ -90,7 +90,7 @@ def _is_plain(entry: object) -> bool:
     if each is None or is_outside(entry.location) or min(entry.shape, default=0) < 0:
         return False
     size = math.prod(entry.shape) * each
-    if size > MAX_BYTES or (size == 0 and is_beyond_bounds(entry.shape, each)):
+    if size > MAX_BYTES or (size == 0 and is_beyond_bounds(entry.shape)):
         return False
     if entry.byte_range is None:
         return True
