@@ -50,7 +50,7 @@ FAULTS = (
     Fault("503", _status(503, "Service Unavailable."), 4, True),
     Fault("dropped", {"drop": True}, 4, True),
     Fault("lost answer", {"lose": True}, 4, True),
-    Fault("hang", {"hang": 3600, "drop": True}, 4, False),
+    Fault("hang", {"hang": 0.8, "drop": True}, 4, False),
     Fault("late", {"hang": 0.6}, 4, False),
     Fault("cut body", {"cut": 0.5}, 4, True),
     Fault("short body", {"short": 0.5}, 4, False),
@@ -89,9 +89,7 @@ COMMANDS = (
     Command("verify --level data", ["verify", "{run}", "--all", "--level", "data"]),
     Command("restore-weight", ["restore-weight", "{run}", "weight", "-o", "{tmp}/w.npy", "--force"], output="w.npy"),
     Command("wait", ["wait", "{run}", "--at-least", "20", "--evaluated-by", "val", "--timeout", "0"]),
-    Command(
-        "mark-eval", ["mark-eval", "{run}/20", "test", "--metric", "auc=0.5"], created=["20/evaled_by/test_DONE"]
-    ),
+    Command("mark-eval", ["mark-eval", "{run}/20", "test", "--metric", "auc=0.5"], created=["20/evaled_by/test_DONE"]),
     Command(
         "mark-eval, two",
         ["mark-eval", "{run}/20", "a", "b"],
