@@ -21,10 +21,10 @@ def proxy(gcs_endpoint: str) -> Iterator[Controlled]:
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Patience with the storage is some hundredths of what it is; the proportions are the same."""
-    monkeypatch.setattr(client, "READ_SECONDS", 0.3)
-    monkeypatch.setattr(client, "BATCH_SECONDS", 0.4)
-    monkeypatch.setattr(client, "UPLOAD_SECONDS", 0.5)
-    monkeypatch.setattr(client, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(client, "READ_SECONDS", 0.2)
+    monkeypatch.setattr(client, "BATCH_SECONDS", 0.25)
+    monkeypatch.setattr(client, "UPLOAD_SECONDS", 0.25)
+    monkeypatch.setattr(client, "RETRY_SECONDS", 0.15)
     monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.002)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
@@ -36,6 +36,7 @@ class Fault:
     """Of a command all of whose requests end so."""
     passes: bool
     """The next try may succeed, and one failure of it must not be noticed."""
+    is_slow: bool = False
 
 
 FAULTS = (
@@ -50,8 +51,8 @@ FAULTS = (
     Fault("503", _status(503, "Service Unavailable."), 4, True),
     Fault("dropped", {"drop": True}, 4, True),
     Fault("lost answer", {"lose": True}, 4, True),
-    Fault("hang", {"hang": 0.8, "drop": True}, 4, False),
-    Fault("late", {"hang": 0.6}, 4, False),
+    Fault("hang", {"hang": 0.4, "drop": True}, 4, False, is_slow=True),
+    Fault("late", {"hang": 0.35}, 4, False, is_slow=True),
     Fault("cut body", {"cut": 0.5}, 4, True),
     Fault("short body", {"short": 0.5}, 4, False),
     Fault("HTML with 200", {"status": 200, "body": HTML, "headers": {"Content-Type": "text/html"}}, 4, False),
@@ -77,6 +78,11 @@ class Command:
     """A file of ``{tmp}`` that it writes."""
     again: int = 0
     """Exit code when it is run once more after all was done."""
+
+    @property
+    def changes(self) -> bool:
+        """Whether it changes anything in the storage."""
+        return bool(self.created or self.deletes or self.removed)
 
 
 COMMANDS = (
@@ -160,12 +166,12 @@ class Scene:
         return {item["name"]: Stored(item["generation"], item["crc32c"], int(item["size"])) for item in items}
 
     def reset(self, *, before: Mapping[str, Stored]) -> None:
-        """Puts things back as they were filled, as far as they differ."""
+        """Puts things back as they were filled, with their times in the same order."""
         now = self.listed()
         for name in now.keys() - self.original.keys():
             self.bucket.delete(name)
-        for name, data in self.original.items():
-            if now.get(name) != before.get(name):
+        if any(now.get(name) != before.get(name) for name in self.original):
+            for name, data in self.original.items():
                 self.bucket.write(name, data)
 
     def fail(self, fault: Fault | None, *, skip: int = 0, count: int | None = None, match: str = EVERYTHING) -> None:
@@ -189,11 +195,9 @@ def arguments_of(command: Command, scene: Scene, tmp: pathlib.Path) -> list[str]
     return [argument.format(run=scene.run, tmp=tmp) for argument in command.arguments]
 
 
-def positions(total: int, *, every: bool) -> Iterator[int]:
-    """Which requests of so many are hit first: the first few, and then fewer and fewer; or all."""
-    step, at = 1, 0
-    while at < total:
-        yield at
-        at += step
-        if not every and at > 3:
-            step = max(step + 1, step * 3 // 2)
+def positions(total: int, fault: Fault, *, every: bool) -> list[int]:
+    """Which requests of so many are hit first: all of them, or some; fewer where each takes its time."""
+    if every:
+        return list(range(total))
+    some = {total // 2, total - 1} if fault.is_slow else {0, 1, total // 3, total * 2 // 3, total - 1}
+    return sorted(position for position in some if 0 <= position < total)

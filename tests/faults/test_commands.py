@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import os
 import pathlib
+import re
 
 import pytest
 
@@ -17,7 +18,6 @@ from tests.faults.scene import (
     FAULTS,
     STEPS,
     Command,
-    Fault,
     Scene,
     Stored,
     arguments_of,
@@ -27,10 +27,13 @@ from tests.support.command import Finished, snapctl_here
 from tests.support.results import add_facts
 
 EVERY_POSITION = bool(os.environ.get("SNAPCTL_EVERY_FAULT"))
-PASSING = [fault for fault in FAULTS if fault.passes]
 
 
 pytestmark = pytest.mark.usefixtures("hasty")
+
+
+def without_times(text: str) -> str:
+    return re.sub(r"\d{4}-\d\d-\d\d[ T][\d:.]{8,}", "TIME", text)
 
 
 class Stage:
@@ -64,13 +67,14 @@ class Stage:
         """At most one error, in a line, and no traceback; nothing on stdout that was not the answer."""
         lines = done.stderr.splitlines()
         errors = [line for line in lines if line.startswith("error: ")]
-        assert done.code not in (1, 2, 70, 141) or done.code == self.command.exit_code, (what, done)
+        no_answers = {2, 70, 141} if what.startswith("404") else {1, 2, 70, 141}
+        assert done.code not in no_answers or done.code == self.command.exit_code, (what, done)
         assert "Traceback" not in done.stderr and len(errors) <= 1, (what, done)
         assert all(line.startswith(("error: ", "hint: ", "warning: ")) or self.is_note(line) for line in lines), (
             what,
             done,
         )
-        assert bool(errors) == (done.code in (3, 4, 6, 124)), (what, done)
+        assert bool(errors) == (done.code in (3, 4, 6, 124)) or done.code == 1, (what, done)
 
     def is_note(self, line: str) -> bool:
         return not line.startswith((" ", "During", "The above")) and len(line) < 300
@@ -105,12 +109,25 @@ class Stage:
     def check_done(self, done: Finished, what: str) -> None:
         """It did what it does when nothing fails."""
         assert done.code == self.command.exit_code, (what, done)
-        assert self.scene.listed().keys() == self.after.keys(), (what, done)
+        left = self.scene.listed().keys() ^ self.after.keys()
+        if "but for the announcement" in done.stderr:  # which the next prune takes away
+            left -= {f"run/{step}/.snapshot_metadata.deleting" for step in self.command.deletes}
+        assert not left, (what, done)
         assert self.output() == self.written, what
+        assert without_times(done.stdout) == without_times(self.clean.stdout), (what, done)
+
+    def let_an_hour_pass(self) -> None:
+        """A deletion that was announced, and could neither begin nor be taken back, keeps others away for so long."""
+        now = self.scene.listed()
+        for step in self.command.deletes:
+            deleting = f"run/{step}/.snapshot_metadata.deleting"
+            if deleting in now and f"run/{step}/.snapshot_metadata" in now:
+                self.scene.bucket.delete(deleting)
 
     def finish(self, what: str) -> None:
         """The storage is well again: the next run does what is left."""
         self.scene.fail(None)
+        self.let_an_hour_pass()
         done = self.run()
         assert done.code in (self.command.exit_code, self.command.again), (what, done)
         assert self.scene.listed().keys() == self.after.keys(), (what, done)
@@ -143,8 +160,8 @@ def test_a_storage_that_always_fails_ends_it_with_the_code_of_that(stage_of: Sta
 @each_command
 def test_a_passing_failure_of_any_request_is_not_noticed(stage_of: Stage) -> None:
     stage = stage_of
-    for fault in PASSING:
-        for position in positions(stage.requests, every=EVERY_POSITION):
+    for fault in (fault for fault in FAULTS if fault.passes):
+        for position in positions(stage.requests, fault, every=EVERY_POSITION):
             what = f"{fault.name} at request {position} of {stage.requests}"
             stage.scene.fail(fault, skip=position, count=1)
             done = stage.run()
@@ -152,23 +169,24 @@ def test_a_passing_failure_of_any_request_is_not_noticed(stage_of: Stage) -> Non
             stage.check_said(done, what)
             stage.check_kept(what)
             stage.check_done(done, what)
-            assert "retry" not in done.stderr.lower(), (what, done)
-            stage.reset()
+            if stage.command.changes:
+                stage.reset()
             add_facts("faults", once=1)
 
 
 @each_command
-@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
-def test_a_storage_that_fails_from_any_request_on_leaves_nothing_half_done(stage_of: Stage, fault: Fault) -> None:
+def test_a_storage_that_fails_from_any_request_on_leaves_nothing_half_done(stage_of: Stage) -> None:
     stage = stage_of
-    for position in positions(stage.requests, every=EVERY_POSITION):
-        what = f"{fault.name} from request {position} of {stage.requests} on"
-        stage.scene.fail(fault, skip=position)
-        done = stage.run()
-        stage.scene.settle()
-        stage.check_said(done, what)
-        stage.check_kept(what)
-        if done.code == 0 and fault.name not in ("404", "412"):
-            stage.check_done(done, what)
-        stage.finish(what)
-        add_facts("faults", from_then_on=1)
+    for fault in FAULTS:
+        for position in positions(stage.requests, fault, every=EVERY_POSITION):
+            what = f"{fault.name} from request {position} of {stage.requests} on"
+            stage.scene.fail(fault, skip=position)
+            done = stage.run()
+            stage.scene.settle()
+            stage.check_said(done, what)
+            stage.check_kept(what)
+            if done.code == 0 and fault.name not in ("404", "412"):
+                stage.check_done(done, what)
+            if stage.command.changes:
+                stage.finish(what)
+            add_facts("faults", from_then_on=1)

@@ -79,7 +79,7 @@ def test_a_save_is_whole_or_not_there(scene: Scene, fault: Fault) -> None:
     before = scene.listed()
     total = requests_of(scene, lambda: save(scene))
     for count in (None, 1):
-        for position in positions(total, every=EVERY_POSITION):
+        for position in positions(total, fault, every=EVERY_POSITION):
             what = f"{fault.name}, {count or 'all'} from request {position} of {total}"
             scene.reset(before=before)
             before = scene.listed()
@@ -123,7 +123,7 @@ def test_a_restore_is_right_or_says_what_it_left(scene: Scene, fault: Fault) -> 
     before = scene.listed()
     total = requests_of(scene, lambda: restore(scene, state(0.0)))
     for count in (None, 1):
-        for position in positions(total, every=EVERY_POSITION):
+        for position in positions(total, fault, every=EVERY_POSITION):
             what = f"{fault.name}, {count or 'all'} from request {position} of {total}"
             scene.fail(fault, skip=position, count=count)
             wanted = state(0.0)

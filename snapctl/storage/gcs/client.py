@@ -62,6 +62,14 @@ class FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
     def requests_timeout(self, value: object) -> None:
         """gcsfs sets it to None; ours depends on the request."""
 
+    async def _set_session(self) -> Any:
+        session = await super()._set_session()
+        if getattr(session, "_retry_connection", False):
+            # aiohttp would send a deletion whose answer was lost once more, in silence. Here it is counted: what is
+            # gone by then has been deleted by ourselves, and not by somebody else.
+            session._retry_connection = False
+        return session
+
     async def _request(self, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
         once = gcsfs.core.GCSFileSystem._request.__wrapped__
         patience, silence = RETRY_SECONDS, READ_SECONDS
