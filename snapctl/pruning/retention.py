@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from snapctl.checkpoints import Checkpoint, State
 from snapctl.durations import format_duration
+from snapctl.manifest import no_garbage_collection
 from snapctl.markers import format_time
 from snapctl.metrics import metric_value, names_partition, rank_by_metric
 from snapctl.pruning.periods import Period, span_of
@@ -138,6 +139,7 @@ def _first(subjects: Sequence[Subject]) -> Subject | None:
 # -- the plan --------------------------------------------------------------------------------------------------------
 
 
+@no_garbage_collection()
 def plan_prune(subjects: Iterable[Subject], policy: Policy, *, save_dir: str, clock: Clock) -> Plan:
     """What a policy makes of the checkpoints of a save directory.
 
@@ -394,7 +396,10 @@ def _apply_metric_rules(kept: _Kept, policy: Policy) -> None:
             scored = {checkpoint.step for checkpoint in ranked}
             named = names_partition((subject.checkpoint for subject in ranking.counting), rule.metric)
             for subject in ranking.counting:
-                if subject.step not in scored and metric_value(subject.checkpoint, rule.metric, named=named) is None:
+                if subject.step in scored:
+                    continue
+                was_ranked = subject.step in by_step
+                if was_ranked or metric_value(subject.checkpoint, rule.metric, named=named) is None:
                     kept.add(subject.step, f"keep-unscored {rule.metric.text}")
     for partition in policy.keep_unevaluated:
         for subject in ranking.counting:
