@@ -12,7 +12,7 @@ from typing import Protocol
 
 from snapctl.errors import InvalidPathError, OutputExistsError, PermissionDeniedError, StorageError
 from snapctl.storage import split_url
-from snapctl.storage.local import absolute_path, temporary_name, translate_os_error
+from snapctl.storage.local_paths import absolute_path, temporary_name, translate_os_error
 
 FLUSH_BYTES = 64 << 20
 """From so many unflushed bytes on the disk is set to work while we go on: the end, and an interrupt, wait for less."""

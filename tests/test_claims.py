@@ -390,7 +390,7 @@ def test_a_checkpoint_that_goes_while_it_is_claimed_leaves_no_ghost(
 def test_a_claim_whose_answer_was_lost_is_ones_own(
     proxied: tuple[Bucket, Controlled], monkeypatch: pytest.MonkeyPatch, lost: int
 ) -> None:
-    monkeypatch.setattr("snapctl.storage.gcs.MAX_ATTEMPTS", 2)  # with 2 lost answers the storage gives up
+    monkeypatch.setattr("snapctl.storage.gcs.client.MAX_ATTEMPTS", 2)  # with 2 lost answers the storage gives up
     bucket, proxy = proxied
     write_checkpoint(lambda path, data=b"": bucket.write(f"run/{path}", data), 10)
     proxy.configure(faults=[{"match": "/upload/", "lose": True, "n": lost}])
@@ -401,7 +401,7 @@ def test_a_claim_whose_answer_was_lost_is_ones_own(
 def test_a_claim_of_somebody_else_behind_a_lost_answer_is_not_ones_own(
     proxied: tuple[Bucket, Controlled], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snapctl.storage.gcs.MAX_ATTEMPTS", 1)
+    monkeypatch.setattr("snapctl.storage.gcs.client.MAX_ATTEMPTS", 1)
     bucket, proxy = proxied
     write_checkpoint(lambda path, data=b"": bucket.write(f"run/{path}", data), 10)
     storage = open_storage(f"{bucket.url}/run/10")
@@ -415,7 +415,7 @@ def test_a_claim_of_somebody_else_behind_a_lost_answer_is_not_ones_own(
 def test_a_claim_that_never_arrived_is_refused(
     proxied: tuple[Bucket, Controlled], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snapctl.storage.gcs.MAX_ATTEMPTS", 1)
+    monkeypatch.setattr("snapctl.storage.gcs.client.MAX_ATTEMPTS", 1)
     bucket, proxy = proxied
     write_checkpoint(lambda path, data=b"": bucket.write(f"run/{path}", data), 10)
     proxy.configure(faults=[{"match": "/upload/", "drop": True}])

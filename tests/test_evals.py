@@ -287,7 +287,7 @@ def test_a_mark_whose_answer_was_lost_is_made_once(proxied: tuple[Bucket, Contro
 def test_a_mark_of_which_every_answer_was_lost_still_counts(
     proxied: tuple[Bucket, Controlled], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snapctl.storage.gcs.MAX_ATTEMPTS", 2)
+    monkeypatch.setattr("snapctl.storage.gcs.client.MAX_ATTEMPTS", 2)
     bucket, proxy = proxied
     write_checkpoint(lambda path, data=b"": bucket.write(f"run/{path}", data), 10)
     proxy.configure(faults=[{"match": "/upload/", "lose": True}])
@@ -297,7 +297,7 @@ def test_a_mark_of_which_every_answer_was_lost_still_counts(
 def test_a_storage_that_is_away_is_an_error(
     proxied: tuple[Bucket, Controlled], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snapctl.storage.gcs.MAX_ATTEMPTS", 2)
+    monkeypatch.setattr("snapctl.storage.gcs.client.MAX_ATTEMPTS", 2)
     bucket, proxy = proxied
     write_checkpoint(lambda path, data=b"": bucket.write(f"run/{path}", data), 10)
     proxy.configure(faults=[{"match": "/upload/", "drop": True}])

@@ -87,7 +87,7 @@ def test_the_lock_of_a_stopped_process_does_not_hold_a_writer_for_ever(
 ) -> None:
     import fcntl
 
-    monkeypatch.setattr("snapctl.storage.local.LOCK_SECONDS", 0.05)
+    monkeypatch.setattr("snapctl.storage.local_files.LOCK_SECONDS", 0.05)
     storage = open_storage(tmp_path)
     found = storage.write("a", b"1")
     descriptor = os.open(tmp_path, os.O_RDONLY)

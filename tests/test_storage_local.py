@@ -12,7 +12,7 @@ import pytest
 
 from snapctl.errors import InvalidPathError, NoSpaceError, PermissionDeniedError, StorageError, StorageNotFoundError
 from snapctl.storage import LocalStorage, open_storage, split_url
-from snapctl.storage.local import absolute_path, temporary_name
+from snapctl.storage.local_paths import absolute_path, temporary_name
 from tests.support.command import unprivileged
 from tests.support.snapshots import local_writer
 

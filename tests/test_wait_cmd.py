@@ -185,7 +185,7 @@ def test_refused_credentials_are_4_at_once(
 def test_an_outage_at_the_deadline_is_4(
     snapctl_inside: Run, proxied: tuple[Bucket, Controlled], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("snapctl.storage.gcs.MAX_ATTEMPTS", 1)
+    monkeypatch.setattr("snapctl.storage.gcs.client.MAX_ATTEMPTS", 1)
     bucket, proxy = proxied
     proxy.configure(faults=[{"match": ".", "status": 503, "body": "{}"}])
     done = snapctl_inside("wait", f"{bucket.url}/run", "--timeout", "1s", "--interval", "1s")

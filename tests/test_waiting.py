@@ -674,7 +674,7 @@ def behind_proxy(
     proxied: tuple[Bucket, Controlled], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Waiting, Callable[..., None]]:
     """A save directory in a bucket with step 10, and a function that sets the proxy's faults."""
-    monkeypatch.setattr("snapctl.storage.gcs.MAX_ATTEMPTS", 1)
+    monkeypatch.setattr("snapctl.storage.gcs.client.MAX_ATTEMPTS", 1)
     bucket, proxy = proxied
     waiting = Waiting(SaveDir(f"{bucket.url}/run", bucket=bucket))
     waiting.save(10)
@@ -898,7 +898,7 @@ def test_a_step_that_will_not_come_is_not_waited_for(waiting: Waiting) -> None:
 
 
 def test_storage_options_reach_every_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapctl.storage.gcs.MAX_ATTEMPTS", 1)
+    monkeypatch.setattr("snapctl.storage.gcs.client.MAX_ATTEMPTS", 1)
     options = {"endpoint_url": "http://127.0.0.1:1", "token": "anon"}
     url = f"gs://bucket-{uuid.uuid4().hex}/run"
     for call in (

@@ -9,7 +9,7 @@ from snapctl.entry_names import nearest_names
 from snapctl.errors import DamagedError, EntryNotFoundError, InvalidPathError, NotFoundError, RefusedError
 from snapctl.export.writing import write_pt
 from snapctl.output_file import NewFile, check_output_path
-from snapctl.storage.local import translate_os_error
+from snapctl.storage.local_paths import translate_os_error
 from snapctl.tensors.torch_decoding import import_torch, load_object
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import msgspec
 from snapctl.manifest import MANIFEST_NAME
 from snapctl.markers import DELETING_NAME, MARKER_DIR, PIN_NAME, claim_of_path, partition_of_marker
 from snapctl.storage import FileInfo
-from snapctl.storage.local import TEMPORARY_MARK
+from snapctl.storage.local_paths import TEMPORARY_MARK
 
 _SAVED_DIRS = frozenset({"batched", "sharded", "replicated"})
 _RANK = re.compile(r"0|[1-9][0-9]*")

@@ -22,7 +22,8 @@ from snapctl.pruning.policy import SHORTEST_INCOMPLETE_AGE_SECONDS, DeleteLimit,
 from snapctl.pruning.protection import Clock, Subject, always_kept, other_prune
 from snapctl.pruning.retention import Plan, Row, finish_plan, judge_incomplete, rank
 from snapctl.storage import Storage, open_storage
-from snapctl.storage.local import temporary_name, write_new_file
+from snapctl.storage.local_files import write_new_file
+from snapctl.storage.local_paths import temporary_name
 
 FORMAT_VERSION = 1
 

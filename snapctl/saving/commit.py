@@ -14,7 +14,7 @@ from snapctl.manifest import MANIFEST_NAME
 from snapctl.markers import DELETING_NAME, MARKER_DIR, claim_of_path, partition_of_marker
 from snapctl.save_record import SAVE_RECORD_PATH, BlobSum, SaveRecord, format_save_record
 from snapctl.storage import DeletedFiles, FileInfo, Storage, run_parallel
-from snapctl.storage.local import TEMPORARY_MARK
+from snapctl.storage.local_paths import TEMPORARY_MARK
 
 RECORD_DIR = SAVE_RECORD_PATH.rpartition("/")[0]
 _BLOB_DIR = re.compile(r"0|[1-9][0-9]*|replicated|sharded|replicated_sharded|batched")

@@ -41,7 +41,7 @@ from torchsnapshot.manifest import ChunkedTensorEntry, ObjectEntry
 from snapctl.errors import RefusedError, SaveError
 from snapctl.ranks import Ranks, RootOnly
 from snapctl.saving.savable import PICKLED_DTYPES, RAW_DTYPES, SAVES_DTENSORS, find_refused, is_dtensor, refuse_together
-from snapctl.storage.local import TEMPORARY_MARK
+from snapctl.storage.local_paths import TEMPORARY_MARK
 
 _SERIALIZATION = torchsnapshot.serialization
 _TENSORS = torchsnapshot.io_preparers.tensor

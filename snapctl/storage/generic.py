@@ -32,7 +32,7 @@ from snapctl.storage.base import (
     hide_values,
     not_found,
 )
-from snapctl.storage.local import TEMPORARY_MARK
+from snapctl.storage.local_paths import TEMPORARY_MARK
 
 _EXTRAS = {"s3": "s3", "s3a": "s3"}
 _EXCLUSIVE_SCHEMES = {"memory", "s3", "s3a"}

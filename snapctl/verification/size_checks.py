@@ -8,7 +8,7 @@ from snapctl.manifest import MANIFEST_NAME
 from snapctl.markers import DELETING_NAME, MARKER_DIR, PIN_NAME
 from snapctl.save_record import BlobSum
 from snapctl.storage import FileInfo
-from snapctl.storage.local import TEMPORARY_MARK
+from snapctl.storage.local_paths import TEMPORARY_MARK
 from snapctl.verification.blob_uses import BlobUse
 from snapctl.verification.verdicts import Problem
 

@@ -63,10 +63,10 @@ def test_storage_options_reach_an_endpoint_of_ones_own(
 def test_a_large_blob_is_uploaded_whole_or_in_parts_and_its_checksum_agrees(
     megabytes: int, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from snapctl.storage import gcs
+    from snapctl.storage.gcs import uploads
 
-    monkeypatch.setattr(gcs, "SINGLE_UPLOAD_BYTES", 40 << 20)
-    monkeypatch.setattr(gcs, "UPLOAD_CHUNK_BYTES", 32 << 20)
+    monkeypatch.setattr(uploads, "SINGLE_UPLOAD_BYTES", 40 << 20)
+    monkeypatch.setattr(uploads, "UPLOAD_CHUNK_BYTES", 32 << 20)
     tensor = torch.arange(megabytes << 18, dtype=torch.float32)
     Snapshot(bucket.url, {"m": torchsnapshot.StateDict(w=tensor)}).save(1).wait()
     storage = open_storage(f"{bucket.url}/1")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapctl.storage import cuts_of, gcs, open_storage
+from snapctl.storage import cuts_of, open_storage
 from tests.support.command import Finished, snapctl_here
 from tests.support.saves import GcsSaveDir, check_sound, fill, steps_that_look_complete, write_claim
 from tests.support.servers import Bucket, Controlled, fault_proxy
@@ -319,7 +319,7 @@ def test_the_final_line_says_for_how_long_what_was_deleted_is_still_billed(
 def test_a_manifest_or_marker_that_cannot_be_read_keeps_its_checkpoint_with_5(
     snapctl: Run, proxied: tuple[Bucket, Controlled], monkeypatch: pytest.MonkeyPatch, status: int, body: str
 ) -> None:
-    monkeypatch.setattr(gcs, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("snapctl.storage.gcs.client.RETRY_SECONDS", 0.0)
     bucket, proxy = proxied
     save_dir = GcsSaveDir(bucket)
     fill(save_dir, 10, 20, 30, 40)

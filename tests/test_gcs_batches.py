@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapctl.storage import cuts_of
-from snapctl.storage.gcs_requests import PartAnswer, format_deletions, join_parts, parse_answers, spread
+from snapctl.storage.gcs.batches import PartAnswer, format_deletions, join_parts, parse_answers, spread
 
 KEYS = [("run/1/0/a b", "17"), ("run/1/[x]?#%ü\n", "18"), ("run/1//c", "")]
 
