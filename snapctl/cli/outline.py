@@ -67,7 +67,7 @@ def _outline(name: str, command: Any, summary: str) -> Command:
         name,
         summary,
         (command.help or "").strip(),
-        tuple(found for found in parameters if found.names) + (_HELP,),
+        (*(found for found in parameters if found.names), _HELP),
         tuple(found for found in parameters if not found.names),
     )
 

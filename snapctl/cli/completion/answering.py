@@ -64,7 +64,7 @@ def _find(words: Sequence[str], typed: str) -> Answer:
 
 
 def _text(found: Answer, words: Sequence[str], *, with_help: bool) -> str:
-    lines = [found.paths or ("nospace" if found.is_open else "words")]
+    lines: list[str] = [found.paths or ("nospace" if found.is_open else "words")]
     for word, candidate in zip(words, found.candidates, strict=True):
         if word.isprintable():
             lines.append(f"{word}\t{candidate.help}" if with_help and candidate.help else word)

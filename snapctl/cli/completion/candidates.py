@@ -213,7 +213,9 @@ def _entries(situation: Situation) -> list[Candidate]:
     for entry in manifest.logical_entries():
         if entry.path.startswith(situation.typed) and not isinstance(entry.entries[0][1], CONTAINER_ENTRIES):
             cut = entry.path.find("/", start) + 1
-            found.setdefault(entry.path[:cut] if cut else entry.path, "" if cut else _describe(entry.dtype, entry.shape))
+            found.setdefault(
+                entry.path[:cut] if cut else entry.path, "" if cut else _describe(entry.dtype, entry.shape)
+            )
     return [Candidate(word, help) for word, help in sorted(found.items())]
 
 

@@ -30,6 +30,7 @@ ZSH = r"""#compdef snapctl
 # zsh completion for snapctl; made by: snapctl completion zsh
 _snapctl() {
     local kind line word program=${~words[1]}
+    local -i width=0
     local -a answer whole whole_shown open open_shown
     answer=("${(@f)$("$program" __complete zsh "${(@Q)words[2,CURRENT-1]}" "${(Q)PREFIX}" 2>/dev/null)}")
     kind=${answer[1]}
@@ -39,7 +40,11 @@ _snapctl() {
     esac
     for line in "${(@)answer[2,-1]}"; do
         word=${line%%$'\t'*}
-        [[ $line == *$'\t'* ]] && line="${(r:24:)word}  ${line#*$'\t'}"
+        (( width = $#word > width ? $#word : width ))
+    done
+    for line in "${(@)answer[2,-1]}"; do
+        word=${line%%$'\t'*}
+        [[ $line == *$'\t'* ]] && line=${(mr:COLUMNS-1:)${:-${(mr:width:)word}  ${line#*$'\t'}}}
         if [[ $word == *[/=:] ]]; then
             open+=("$word")
             open_shown+=("$line")
