@@ -11,6 +11,7 @@ from snapctl.cli.app import COMMANDS
 from snapctl.cli.completion.situation import Situation
 from snapctl.cli.options import parse_storage_options
 from snapctl.cli.outline import Parameter
+from snapctl.export import FORMATS
 
 if TYPE_CHECKING:
     from snapctl.snapshots import OpenSnapshot
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 MAX_CHECKPOINTS = 50
 """Partitions and metrics are those of so many of the newest checkpoints."""
 _STEPS = ("--step", "--keep-step", "--newer-than", "--at-least")
-_FORMATS = ("safetensors", "npy", "pt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def _values(situation: Situation, parameter: Parameter) -> Iterable[Candidate]:
         case "R":
             return (Candidate(str(rank)) for rank in range(_open_snapshot(situation).manifest.world_size))
         case "FORMAT":
-            return map(Candidate, _FORMATS)
+            return map(Candidate, FORMATS)
         case "DTYPE":
             return _dtypes()
         case _:
