@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from snapctl.errors import BucketNotFoundError, CredentialsError, PermissionDeniedError, UnavailableError
 from snapctl.evaluation.pacing import Pace, Rounds
-from snapctl.storage.base import seconds_left
+from snapctl.storage.running import seconds_left
 from tests.support.clock import FakeClock
 
 

@@ -16,7 +16,7 @@ from snapctl.errors import (
     StorageNotFoundError,
 )
 from snapctl.storage import Storage, open_storage, run_parallel
-from snapctl.storage.base import collect_errors
+from snapctl.storage.running import collect_errors
 
 ODD_NAMES = ["a b", "ü", "50%", "a%2Fb", "x[1]", "st*r", "wh?t", "#7", "{b}", "emo🙂ji", "-dash", "a+b", "q&a=b"]
 

@@ -217,7 +217,7 @@ def test_a_request_is_given_up_when_the_time_is_up(proxied: tuple[Bucket, Contro
 
 
 def test_a_limit_within_a_limit_ends_with_the_outer_one() -> None:
-    from snapctl.storage.base import seconds_left
+    from snapctl.storage.running import seconds_left
 
     assert seconds_left() is None
     with time_limit(0):

@@ -12,23 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from snapctl.errors import InvalidPathError
-from snapctl.storage.base import (
-    DeletedFiles,
-    FileIdentity,
-    FileInfo,
-    ListedTree,
-    Listing,
-    ScannedDir,
-    Storage,
-    StorageTime,
-    check_length,
-    check_relative_path,
-    collect_errors,
-    cuts_of,
-    run_parallel,
-    time_limit,
-)
+from snapctl.storage.base import Storage, check_length, check_relative_path, cuts_of
 from snapctl.storage.local import LocalStorage
+from snapctl.storage.running import collect_errors, run_parallel, time_limit
+from snapctl.storage.values import DeletedFiles, FileIdentity, FileInfo, ListedTree, Listing, ScannedDir, StorageTime
 
 __all__ = [
     "DeletedFiles",

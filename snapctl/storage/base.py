@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import contextvars
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Event
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -26,105 +25,13 @@ from snapctl.errors import (
     StorageNotFoundError,
     UnavailableError,
 )
+from snapctl.storage.running import collect_errors, run_parallel
+from snapctl.storage.values import DeletedFiles, FileIdentity, FileInfo, ListedTree, Listing, ScannedDir, StorageTime
 
 PART_FILES = 995
 """What fits into a page of a listing, but for a few names that nobody expected."""
-
-Item = TypeVar("Item")
-Result = TypeVar("Result")
-FileIdentity: TypeAlias = tuple[int, int]
-"""Device and inode: the same for one file under all its names."""
-
-
 FIND_TOGETHER = 100
 """So many files are asked for one by one before anybody asks whether the storage answers at all."""
-
-
-class FileInfo(msgspec.Struct, frozen=True, gc=False):
-    """One file or object, as the storage saw it at one moment."""
-
-    path: str
-    """Relative to the storage that listed it."""
-    size_bytes: int
-    modified_at: float
-    """Seconds since the epoch by the storage's clock: the mtime locally, ``timeCreated`` of the live generation on
-    GCS (any change of metadata moves ``updated``). 0.0 where the storage keeps no time."""
-    version: str = ""
-    """Identifies this very object: the generation on GCS, ``inode:size:mtime_ns`` locally; empty where unknown."""
-    crc32c: int | None = None
-    """CRC32C (Castagnoli) of the content, where the storage keeps one."""
-    is_link: bool = False
-    """A symbolic link (local only); the other fields are then those of what it leads to, where that exists."""
-    is_regular: bool = True
-    """False for a link that leads nowhere, a FIFO, a device (local only): nothing can be read from it."""
-    held_until: float | None = None
-    """It cannot be deleted before this time (retention); infinity while an object is under a hold."""
-
-
-class Listing(msgspec.Struct, frozen=True):
-    """The direct children of a directory, each sorted by name."""
-
-    files: tuple[FileInfo, ...]
-    dirs: tuple[str, ...]
-    """Names of sub-directories; a symbolic link to a directory counts as one."""
-    linked_dirs: frozenset[str] = frozenset()
-    """Those of `dirs` that are symbolic links."""
-
-
-class ScannedDir(msgspec.Struct, gc=False):
-    """What `Storage.scan` found in one child directory."""
-
-    name: str
-    files: list[FileInfo] = []
-    """The wanted files; paths are relative to the child directory."""
-    file_count: int | None = None
-    """All files at any depth, folder objects of no bytes excluded. None unless totals were asked for."""
-    size_bytes: int | None = None
-    error: StorageError | None = None
-    """It could not be looked at; a `StorageNotFoundError` if it vanished meanwhile."""
-    totals_error: StorageError | None = None
-    """Not all of it could be counted."""
-
-
-class StorageTime(NamedTuple):
-    """A moment by the storage's clock, or by this machine's where the storage's could not be read."""
-
-    seconds: float
-    """Since the epoch."""
-    is_storage_clock: bool
-
-
-class DeletedFiles(msgspec.Struct):
-    """What became of the files given to `Storage.delete_files`."""
-
-    deleted: int = 0
-    deleted_bytes: int = 0
-    gone: int = 0
-    """Somebody else had deleted them; that is success, too."""
-    changed: list[str] = msgspec.field(default_factory=list)
-    """Paths where another object stands in place of the one that was listed; it was not touched."""
-    failed: list[StorageError] = msgspec.field(default_factory=list)
-    """One error for each file that is still there."""
-    unfinished: int = 0
-    """Not tried: it was stopped, or a change was seen."""
-
-    def count(self, size_bytes: int, outcome: bool) -> None:
-        """Counts one file that is no longer there."""
-        if outcome:
-            self.deleted += 1
-            self.deleted_bytes += size_bytes
-        else:
-            self.gone += 1
-
-
-class ListedTree(msgspec.Struct, gc=False):
-    """What `Storage.list_trees` found below one child directory."""
-
-    name: str
-    files: list[FileInfo] = []
-    """Sorted by path; paths are relative to the child directory. Empty where there is nothing."""
-    error: StorageError | None = None
-    """It could not be listed."""
 
 
 class Storage(abc.ABC):
@@ -475,68 +382,6 @@ def check_length(found_bytes: int, expected_bytes: int, *, url: str, start: int 
             found_bytes=found_bytes,
             url=url,
         )
-
-
-_GIVE_UP_AT: contextvars.ContextVar[float | None] = contextvars.ContextVar("_GIVE_UP_AT", default=None)
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float | None) -> Iterator[None]:
-    """Within it, a request over the network that is not answered in time is given up, with an `UnavailableError`.
-
-    It reaches into `run_parallel`. Calls of the operating system cannot be given up, nor those of fsspec's other file
-    systems.
-    """
-    if seconds is None:
-        yield
-        return
-    outer = _GIVE_UP_AT.get()
-    mine = time.monotonic() + seconds
-    token = _GIVE_UP_AT.set(mine if outer is None else min(outer, mine))
-    try:
-        yield
-    finally:
-        _GIVE_UP_AT.reset(token)
-
-
-def seconds_left() -> float | None:
-    """What is left of the innermost `time_limit`, zero at least; None where there is none."""
-    give_up_at = _GIVE_UP_AT.get()
-    return None if give_up_at is None else max(0.0, give_up_at - time.monotonic())
-
-
-def run_parallel(func: Callable[[Item], Result], items: Iterable[Item], *, jobs: int) -> list[Result]:
-    """Calls `func` for each item, several at once; results in the order of the items.
-
-    The first exception cancels what has not begun and is raised; so does an interrupt. Context variables hold in all.
-    """
-    todo = list(items)
-    if len(todo) <= 1 or jobs <= 1:
-        return [func(item) for item in todo]
-    from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait  # 4 ms that a local `latest` does not need
-
-    pool = ThreadPoolExecutor(min(jobs, len(todo)), thread_name_prefix="snapctl-io")
-    try:
-        futures = [pool.submit(contextvars.copy_context().run, func, item) for item in todo]
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in done:
-            if (error := future.exception()) is not None:
-                raise error
-        return [future.result() for future in futures]
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-
-
-def collect_errors(func: Callable[[Item], Result]) -> Callable[[Item], Result | StorageError]:
-    """`func`, but a `StorageError` is returned instead of raised: one failure must not end the others."""
-
-    def call(item: Item) -> Result | StorageError:
-        try:
-            return func(item)
-        except StorageError as error:
-            return error
-
-    return call
 
 
 def not_found(url: str) -> StorageNotFoundError:

@@ -21,18 +21,9 @@ from snapctl.errors import (
     StorageNotFoundError,
     UnavailableError,
 )
-from snapctl.storage.base import (
-    FileInfo,
-    Listing,
-    ScannedDir,
-    Storage,
-    check_length,
-    check_options,
-    check_relative_path,
-    hide_values,
-    not_found,
-)
+from snapctl.storage.base import Storage, check_length, check_options, check_relative_path, hide_values, not_found
 from snapctl.storage.local_paths import TEMPORARY_MARK
+from snapctl.storage.values import FileInfo, Listing, ScannedDir
 
 _EXTRAS = {"s3": "s3", "s3a": "s3"}
 _EXCLUSIVE_SCHEMES = {"memory", "s3", "s3a"}

@@ -14,16 +14,7 @@ from snapctl.errors import (
     PreconditionError,
     StorageError,
 )
-from snapctl.storage.base import (
-    DeletedFiles,
-    FileIdentity,
-    FileInfo,
-    Listing,
-    ScannedDir,
-    Storage,
-    check_length,
-    check_relative_path,
-)
+from snapctl.storage.base import Storage, check_length, check_relative_path
 from snapctl.storage.local_files import (
     OpenDirs,
     check_version,
@@ -41,6 +32,7 @@ from snapctl.storage.local_files import (
     write_new_file,
 )
 from snapctl.storage.local_paths import NOT_THERE, absolute_path, temporary_name, translate_os_error
+from snapctl.storage.values import DeletedFiles, FileIdentity, FileInfo, Listing, ScannedDir
 
 _BLOB_ATTEMPTS = 20
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK, errno.ENOSYS}

@@ -14,11 +14,9 @@ from snapctl.errors import (
     StorageError,
     UnavailableError,
 )
-from snapctl.storage.base import (
-    FileInfo,
-    check_length,
-)
+from snapctl.storage.base import check_length
 from snapctl.storage.local_paths import NOT_THERE, temporary_name, translate_os_error
+from snapctl.storage.values import FileInfo
 
 LOCK_SECONDS = 10.0
 """Whoever holds the lock of a directory for longer (for two system calls) has been stopped."""

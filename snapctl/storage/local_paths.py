@@ -12,9 +12,7 @@ from snapctl.errors import (
     PermissionDeniedError,
     StorageError,
 )
-from snapctl.storage.base import (
-    not_found,
-)
+from snapctl.storage.base import not_found
 
 TEMPORARY_MARK = ".snapctl-tmp-"
 """Between the name of a file that is being written and a random id."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from snapctl.errors import StorageError
 from snapctl.storage import FileIdentity, FileInfo, Listing, ScannedDir, Storage, StorageTime
-from snapctl.storage.base import DeletedFiles
+from snapctl.storage.values import DeletedFiles
 
 CHANGES = ("write", "delete", "delete_link", "delete_empty_dirs", "sync_dir")
 """The operations that change something, or make a change durable."""

@@ -16,10 +16,7 @@ from snapctl.errors import (
     InvalidOptionError,
     StorageError,
 )
-from snapctl.storage.base import (
-    check_options,
-    hide_values,
-)
+from snapctl.storage.base import check_options, hide_values
 from snapctl.storage.gcs.dependencies import aiohttp, fsspec_conf, gcsfs, google, patient_only_for_a_moment, requests
 from snapctl.storage.gcs.errors import one_line
 

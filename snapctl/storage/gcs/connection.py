@@ -14,15 +14,12 @@ from snapctl.errors import (
     InvalidPathError,
     UnavailableError,
 )
-from snapctl.storage.base import (
-    FileInfo,
-    Storage,
-    check_relative_path,
-    seconds_left,
-)
+from snapctl.storage.base import Storage, check_relative_path
 from snapctl.storage.gcs.client import FileSystem
 from snapctl.storage.gcs.errors import translate_gcs_error
 from snapctl.storage.gcs.objects import PAGE_FIELDS, Item, Page, decode_item, seconds_of
+from snapctl.storage.running import seconds_left
+from snapctl.storage.values import FileInfo
 
 Result = TypeVar("Result")
 

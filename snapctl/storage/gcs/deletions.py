@@ -8,14 +8,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from threading import Event
 from typing import Any
 
-from snapctl.storage.base import (
-    DeletedFiles,
-    FileInfo,
-)
 from snapctl.storage.gcs.batches import BATCH_SIZE, format_deletions, parse_answers, spread
 from snapctl.storage.gcs.client import FAILED_TRIES, MAX_ATTEMPTS
 from snapctl.storage.gcs.connection import GcsConnection
 from snapctl.storage.gcs.errors import means_no_batches, part_error, translate_gcs_error
+from snapctl.storage.values import DeletedFiles, FileInfo
 
 DELETE_JOBS = 16
 """Batches of deletions under way at a time, over all directories."""

@@ -13,9 +13,7 @@ from snapctl.errors import (
     StorageError,
     UnavailableError,
 )
-from snapctl.storage.base import (
-    not_found,
-)
+from snapctl.storage.base import not_found
 from snapctl.storage.gcs.dependencies import aiohttp, google, requests
 
 

@@ -12,19 +12,13 @@ from collections.abc import Iterator, Sequence
 from snapctl.errors import (
     StorageError,
 )
-from snapctl.storage.base import (
-    FileInfo,
-    ListedTree,
-    Listing,
-    ScannedDir,
-    check_relative_path,
-    not_found,
-    run_parallel,
-)
+from snapctl.storage.base import check_relative_path, not_found
 from snapctl.storage.gcs.batches import is_text, join_parts
 from snapctl.storage.gcs.connection import GcsConnection
 from snapctl.storage.gcs.errors import translate_gcs_error
 from snapctl.storage.gcs.objects import Item
+from snapctl.storage.running import run_parallel
+from snapctl.storage.values import FileInfo, ListedTree, Listing, ScannedDir
 
 LIST_JOBS = 16
 MIN_LISTED_FILES = 4

@@ -19,16 +19,13 @@ from snapctl.errors import (
     InvalidPathError,
     StorageError,
 )
-from snapctl.storage.base import (
-    StorageTime,
-    check_length,
-    check_relative_path,
-)
+from snapctl.storage.base import check_length, check_relative_path
 from snapctl.storage.gcs.client import answer_date, open_file_system
 from snapctl.storage.gcs.deletions import GcsDeletions
 from snapctl.storage.gcs.listings import GcsListings
 from snapctl.storage.gcs.objects import BucketInfo
 from snapctl.storage.gcs.uploads import GcsUploads
+from snapctl.storage.values import StorageTime
 
 
 class GcsStorage(GcsListings, GcsUploads, GcsDeletions):

@@ -11,12 +11,10 @@ import msgspec
 from snapctl.errors import (
     UnavailableError,
 )
-from snapctl.storage.base import (
-    FileInfo,
-)
 from snapctl.storage.gcs.client import MAX_ATTEMPTS, MULTIPART_BYTES
 from snapctl.storage.gcs.connection import GcsConnection
 from snapctl.storage.gcs.objects import decode_item
+from snapctl.storage.values import FileInfo
 
 SINGLE_UPLOAD_BYTES = 160 << 20
 """Up to here it is one request: torchsnapshot's slabs, of 128 MiB, are."""
