@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import time
 from collections.abc import Callable, Sequence
 from urllib.parse import parse_qs, urlsplit
 
@@ -119,14 +120,20 @@ def test_training_needs_what_the_page_says(name: str, proxied: tuple[Bucket, Con
     torch = pytest.importorskip("torch")
     pytest.importorskip("torchsnapshot")
     from snapctl import Snapshot
+    from snapctl.saving import exiting
+
+    def save() -> None:
+        snapshot.save(1).wait()
+        while exiting.unfinished():  # it tidies up
+            time.sleep(0.01)
 
     bucket, proxy = proxied
     snapshot = Snapshot(f"{bucket.url}/run", {"model": torch.nn.Linear(3, 2)})
-    snapshot.save(1).wait()
+    save()
     if name != "Snapshot.save":
         proxy.reset()
     if name == "Snapshot.save, again":
-        snapshot.save(1).wait()
+        save()
     if name == "Snapshot.restore":
         snapshot.restore(f"{bucket.url}/run/1")
     assert permissions_of(proxy.stats(log=True)["log"], overwrites=name != "Snapshot.save") == documented()[name]
