@@ -17,6 +17,7 @@ from tests.support.pages import PROGRAMS, ROOT, Block, Stage, commands_of, find_
 from tests.support.servers import fake_gcs_server
 from tests.support.worlds import PRELUDES, WORLDS, prepare
 
+pytestmark = pytest.mark.timeout(900)
 PAGES = [str(path.relative_to(ROOT)) for path in find_pages()]
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 

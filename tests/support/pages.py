@@ -34,7 +34,7 @@ _VARYING = (
     (re.compile(r"(?<=blocked )[\d.]+ s|(?<=durable after )[\d.]+ s"), "SECONDS"),
     (re.compile(r"(?<=\"owner\": \")[^\"]+"), "OWNER"),
     (re.compile(r"(?<=changed )[\d.]+m?s(?= ago)"), "SECONDS"),
-    (re.compile(r"(?<=safetensors: )\d\.\d KiB"), "SIZE"),  # the path of the checkpoint is in the file
+    (re.compile(r"(?<=safetensors: )[\d.]+ (?:KiB|B)"), "SIZE"),  # the path of the checkpoint is in the file
     (re.compile(r"[ \t]+$", re.MULTILINE), ""),
 )
 
@@ -140,7 +140,7 @@ class Stage:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=100,
+                timeout=300,
             )
         except subprocess.TimeoutExpired as error:
             return -1, f"{error}"

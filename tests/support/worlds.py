@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from snapctl.checksums import crc32c
+from snapctl.save_record import SAVE_RECORD_PATH, BlobSum, RankTimings, SaveRecord, format_save_record
 from tests.support.pages import ROOT, Stage
 from tests.support.servers import Bucket
 from tests.support.snapshots import Write, local_writer, write_checkpoint
@@ -34,11 +36,25 @@ def _sample(write: Write, step: int, *, complete: bool = True, marks: Mapping[st
         write(f"{step}/evaled_by/{partition}_DONE", _marker(metrics))
 
 
+def _record(write: Write, step: int) -> None:
+    """What a save by snapctl records."""
+    sums = {
+        path.relative_to(SAMPLE).as_posix(): BlobSum(path.stat().st_size, crc32c(path.read_bytes()))
+        for path in SAMPLE.rglob("*")
+        if path.is_file()
+    }
+    manifest = sums.pop(".snapshot_metadata")
+    ranks = (RankTimings(0, 0.05, 0.4, 3104), RankTimings(1, 0.05, 0.5, 3104))
+    write(f"{step}/{SAVE_RECORD_PATH}", format_save_record(SaveRecord(time.time(), 2, manifest, ranks, sums)))
+
+
 def _fill_run(write: Write) -> None:
-    """Three steps: an evaluated and pinned one, a newer one, and one that is being saved."""
+    """An old step, an evaluated and pinned one, a newer one with checksums, and one that is being saved."""
+    _sample(write, 500)
     _sample(write, 1000, marks={"val": {"auc": 0.791}, "test": {"auc": 0.788}})
     write("1000/PINNED", b"")
     _sample(write, 2000, marks={"val": {"auc": 0.834}})
+    _record(write, 2000)
     _sample(write, 3000, complete=False)
 
 
@@ -134,8 +150,8 @@ def make_trained(stage: Stage, endpoint: str) -> None:
 def make_converted(stage: Stage, endpoint: str) -> None:
     """run/100 and gs://bucket/run/100, saved by snapctl from the model of the prelude ``training``; needs torch."""
     make_buckets(stage, endpoint)
-    for path in ("run", "gs://bucket/run"):
-        _run(stage, _TRAIN.format(inputs=3, outputs=2, path=path, steps=(100,)))
+    programs = [_TRAIN.format(inputs=3, outputs=2, path=path, steps=(100,)) for path in ("run", "gs://bucket/run")]
+    _run(stage, "".join(programs))
 
 
 def make_torchsnapshot(stage: Stage, endpoint: str) -> None:
