@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import io
+import os
 import pathlib
 import re
 import shutil
@@ -21,11 +22,12 @@ from tests.support.terminal import on_terminal
 ROOT = pathlib.Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "session.svg"
 COLUMNS = 100
+FIRST_DAY = 1796000000
 SESSION = (
     ("mark-eval", "run/100", "val", "--metric", "auc=0.834"),
     ("list", "run", "--all", "--long"),
     ("show", "run", "--entries", "model/*"),
-    ("restore-weight", "run", "t_rw.weight", "--rows", "0:2", "--stats"),
+    ("restore-weight", "run", "t_rw.weight", "-o", "users.safetensors"),
     ("verify", "damaged"),
     ("prune", "run", "--keep-best", "val/auc:max:1", "--dry-run"),
 )
@@ -40,6 +42,10 @@ def play() -> str:
         shutil.copytree(directory / "run" / "100" / "batched", directory / "run" / "200" / "batched")
         shutil.copytree(directory / "run" / "100", directory / "run" / "50")
         shutil.copytree(ROOT / "tests" / "data" / "truncated-bfloat16", directory / "damaged")
+        for step, day in ((50, 0), (100, 1)):
+            files = [path for path in (directory / "run" / str(step)).rglob("*") if path.is_file()]
+            for path in files:  # all at once, as a copy with its times has it
+                os.utime(path, (FIRST_DAY + day * 86400, FIRST_DAY + day * 86400))
         for arguments in SESSION:
             words = " ".join(f"'{word}'" if "*" in word else word for word in arguments)
             shown.append(f"\x1b[32m$\x1b[0m \x1b[1msnapctl {words}\x1b[0m\n")

@@ -58,3 +58,10 @@ def _options(command: Command) -> list[str]:
     names = [option.names[0] for option in command.options]
     stems = {"--keep-daily", "--keep-weekly", "--keep-monthly", "--keep-yearly"}
     return [f"`{name.removeprefix('--keep')}" if name in stems else name for name in names if name not in EVERYWHERE]
+
+
+def test_the_picture_shows_what_the_session_prints() -> None:
+    from docs.session import PICTURE, draw, play, text_of
+    from tests.support.pages import is_like
+
+    assert is_like(text_of(PICTURE.read_text()), text_of(draw(play()))), "python -m docs.session"
