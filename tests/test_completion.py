@@ -21,6 +21,7 @@ from snapctl.cli.completion.scripts import SCRIPTS
 from snapctl.cli.completion.words import put_back, split_line
 from snapctl.cli.outline import outline_all
 from tests.support.command import Finished
+from tests.support.repository import require_repository
 from tests.support.servers import Bucket
 from tests.support.snapshots import local_writer, write_checkpoint
 from tests.support.terminal import on_terminal
@@ -239,9 +240,20 @@ def test_what_is_put_back_is_the_word_again_for_the_shell(word: str, quote: str)
 
 @pytest.mark.parametrize("shell", SCRIPTS)
 def test_the_scripts_in_the_repository_are_what_the_program_prints(snapctl_inside: Run, shell: str) -> None:
+    require_repository()
     done = snapctl_inside("completion", shell)
     assert (ROOT / "completions" / SCRIPTS[shell][0]).read_text() == done.stdout
     assert snapctl_inside("completion", shell, "--json").json["script"] == done.stdout
+
+
+@pytest.fixture
+def scripts(tmp_path: pathlib.Path) -> pathlib.Path:
+    """The scripts, as files."""
+    directory = tmp_path / "completions"
+    directory.mkdir()
+    for name, text in SCRIPTS.values():
+        (directory / name).write_text(text)
+    return directory
 
 
 @pytest.fixture
@@ -256,17 +268,17 @@ def launcher(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
-def _start(shell: str, tmp_path: pathlib.Path) -> tuple[list[str], str]:
+def _start(shell: str, tmp_path: pathlib.Path, scripts: pathlib.Path) -> tuple[list[str], str]:
     program = shutil.which(shell)
     if program is None:
         pytest.skip(f"{shell} is not installed")
-    script = shlex.quote(str(ROOT / "completions" / SCRIPTS[shell][0]))
+    script = shlex.quote(str(scripts / SCRIPTS[shell][0]))
     match shell:
         case "bash":
             quiet = "bind 'set enable-bracketed-paste off' 2>/dev/null"
             return [program, "--norc", "--noprofile", "-i"], f"{quiet}; source {script}"
         case "zsh":
-            load = f"fpath=({shlex.quote(str(ROOT / 'completions'))} $fpath); autoload -Uz compinit"
+            load = f"fpath=({shlex.quote(str(scripts))} $fpath); autoload -Uz compinit"
             return [program, "-f", "-i"], f"{load}; compinit -u -d {shlex.quote(str(tmp_path / 'dump'))}"
         case _:
             return [program, "--no-config", "-i"], f"source {script}"
@@ -274,8 +286,10 @@ def _start(shell: str, tmp_path: pathlib.Path) -> tuple[list[str], str]:
 
 @pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize("shell", SCRIPTS)
-def test_the_tab_key_completes_in_the_real_shell(shell: str, tmp_path: pathlib.Path, run_dir: pathlib.Path) -> None:
-    command, load = _start(shell, tmp_path)
+def test_the_tab_key_completes_in_the_real_shell(
+    shell: str, tmp_path: pathlib.Path, run_dir: pathlib.Path, scripts: pathlib.Path
+) -> None:
+    command, load = _start(shell, tmp_path, scripts)
     lines = [
         ("snapctl resto", "restore-weight "),
         ("snapctl list --eval", "--evaluated-by "),
@@ -302,11 +316,13 @@ def test_the_tab_key_completes_in_the_real_shell(shell: str, tmp_path: pathlib.P
 
 
 @pytest.mark.usefixtures("launcher")
-def test_fish_shows_helps_and_has_no_files_in_place_of_steps(tmp_path: pathlib.Path, run_dir: pathlib.Path) -> None:
+def test_fish_shows_helps_and_has_no_files_in_place_of_steps(
+    tmp_path: pathlib.Path, run_dir: pathlib.Path, scripts: pathlib.Path
+) -> None:
     fish = shutil.which("fish")
     if fish is None:
         pytest.skip("fish is not installed")
-    script = ROOT / "completions" / "snapctl.fish"
+    script = scripts / "snapctl.fish"
 
     def complete(line: str) -> list[str]:
         command = [fish, "--no-config", "-c", f"source {script}; complete -C {shlex.quote(line)}"]

@@ -14,9 +14,11 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.pages import PROGRAMS, ROOT, Block, Stage, commands_of, find_pages, is_like, parse_blocks
+from tests.support.repository import require_repository
 from tests.support.servers import fake_gcs_server
 from tests.support.worlds import PRELUDES, WORLDS, prepare
 
+require_repository()
 pytestmark = pytest.mark.timeout(900)
 PAGES = [str(path.relative_to(ROOT)) for path in find_pages()]
 HAS_TORCH = importlib.util.find_spec("torch") is not None

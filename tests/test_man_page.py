@@ -13,7 +13,9 @@ from snapctl.cli.app import COMMANDS
 from snapctl.cli.exit_codes import MEANINGS, ExitCode
 from snapctl.cli.man_page import make_man_page
 from snapctl.cli.outline import Command, outline_all, outline_command
+from tests.support.repository import require_repository
 
+require_repository()
 ROOT = pathlib.Path(__file__).parents[1]
 EVERYWHERE = {"--help", "--storage-option", "--json"}
 
