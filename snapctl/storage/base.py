@@ -26,7 +26,16 @@ from snapctl.errors import (
     UnavailableError,
 )
 from snapctl.storage.running import collect_errors, run_parallel
-from snapctl.storage.values import DeletedFiles, FileIdentity, FileInfo, ListedTree, Listing, ScannedDir, StorageTime
+from snapctl.storage.values import (
+    DeletedFiles,
+    FileIdentity,
+    FileInfo,
+    ListedTree,
+    Listing,
+    ScannedDir,
+    StorageTime,
+    WalkFailure,
+)
 
 PART_FILES = 995
 """What fits into a page of a listing, but for a few names that nobody expected."""
@@ -109,6 +118,36 @@ class Storage(abc.ABC):
                 continue
             skip = len(name) + 1
             yield ListedTree(name, [msgspec.structs.replace(file, path=file.path[skip:]) for file in files])
+
+    def walk(self, wanted: Sequence[str] = ()) -> Iterator[list[FileInfo] | WalkFailure]:
+        """All that lies below this directory, in parts, so that nobody has to hold it all.
+
+        What lies below one directory comes together, whatever its depth. A directory in which nothing may lie comes
+        as a folder object would, with a slash at the end of its path; so does a symbolic link to a directory
+        (`FileInfo.is_link`), which is never entered: there are no cycles.
+
+        Args:
+            wanted: names as `scan` takes them, here in any directory: of other files nothing but the size need be
+                told, and of none its version or checksum.
+        """
+        todo = [""]
+        while todo:
+            path = todo.pop()
+            try:
+                listing = self.list_dir(path)
+            except StorageNotFoundError:
+                continue  # it vanished meanwhile
+            except StorageError as error:
+                yield WalkFailure(path, error)
+                continue
+            base = f"{path}/" if path else ""
+            links = sorted(listing.linked_dirs)
+            yield [
+                *([FileInfo(base, 0, 0.0)] if base else ()),
+                *listing.files,
+                *(FileInfo(f"{base}{name}/", 0, 0.0, is_link=True) for name in links),
+            ]
+            todo += [base + name for name in reversed(listing.dirs) if name not in listing.linked_dirs]
 
     @abc.abstractmethod
     def find_file(self, path: str) -> FileInfo | None:
