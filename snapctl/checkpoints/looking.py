@@ -32,6 +32,8 @@ from snapctl.markers import (
 from snapctl.save_record import SAVE_RECORD_PATH, SaveRecord, parse_save_record
 from snapctl.storage import FileInfo, ScannedDir, Storage, run_parallel
 
+MAX_SIDE_FILE_BYTES = 16 << 20
+"""No marker, claim or pin is larger: what is, is not read."""
 WANTED = (MANIFEST_NAME, DELETING_NAME, PIN_NAME, ".snapctl/", f"{MARKER_DIR}/")
 """What `Storage.scan` is to look for in a checkpoint."""
 
@@ -158,6 +160,9 @@ def _read_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[[],
     ruling: list[Claim] = []
 
     def read(file: FileInfo) -> bytes | None:
+        if file.size_bytes > MAX_SIDE_FILE_BYTES and file.path != SAVE_RECORD_PATH:
+            unread.append(f"{storage.url_of(file.path)}: {file.size_bytes} bytes, too many to be what its name says")
+            return None
         try:
             return storage.read(file.path) if file.size_bytes else b""
         except StorageNotFoundError:

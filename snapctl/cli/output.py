@@ -62,6 +62,10 @@ class Output:
         """A line for people; characters that a terminal would act on are escaped."""
         self._write(printable(text) + "\n")
 
+    def verbatim(self, text: str) -> None:
+        """Text of snapctl's own, line breaks and all."""
+        self._write(text)
+
     def path(self, path: str, *, end: str = "\n") -> None:
         """A bare path for scripts: its very bytes, but on a terminal, where it is escaped; and one with a line break in
         it is escaped wherever lines are records (``--print0`` has the very bytes)."""
@@ -158,11 +162,13 @@ class Output:
         if self.as_json:
             self.warnings.append(message)
         else:
+            self.flush()  # it comes after what it speaks of
             write_stderr(f"warning: {one_line(message)}")
 
     def note(self, message: str) -> None:
         """What is going on; not with ``--json``."""
         if not self.as_json:
+            self.flush()
             write_stderr(one_line(message))
 
     def error(self, error: BaseException, exit_code: int, *, message: str | None = None) -> None:
@@ -173,6 +179,8 @@ class Output:
             body = error_json(error, exit_code, message=text)
             write_stderr(_json({"error": body, "warnings": self.warnings}))
             return
+        with contextlib.suppress(BrokenPipeError, StorageError):  # `main` sees to that
+            self.flush()
         write_stderr(f"error: {one_line(text)}")
         if hint:
             write_stderr(f"hint: {one_line(hint)}")

@@ -23,8 +23,7 @@ from snapctl.pruning.policy import SHORTEST_INCOMPLETE_AGE_SECONDS, DeleteLimit,
 from snapctl.pruning.protection import Clock, Subject, always_kept, other_prune
 from snapctl.pruning.retention import How, Plan, Row, finish_plan, judge_incomplete, rank
 from snapctl.storage import Storage, open_storage, split_url
-from snapctl.storage.local_files import write_new_file
-from snapctl.storage.local_paths import temporary_name
+from snapctl.storage.unfinished import UnfinishedFile
 
 FORMAT_VERSION = 1
 
@@ -109,9 +108,10 @@ def write_plan(path: str, plans: Iterable[tuple[Plan, Policy]]) -> None:
                 file.write(data)
             return
         target = os.path.realpath(path)
-        temporary = temporary_name(target)
-        write_new_file(temporary, data)
-        os.replace(temporary, target)
+        with UnfinishedFile(target) as file:
+            file.write(data)
+            os.fsync(file.descriptor)
+            file.replace()
     except OSError as error:
         kind = NoSpaceError if error.errno in (27, 28, 122) else StorageError
         raise kind(f"{path}: the plan cannot be written: {error.strerror or error}", url=path) from error

@@ -387,12 +387,23 @@ def check_relative_path(path: str) -> str:
     """Returns a path that stays inside its directory.
 
     Raises:
-        InvalidPathError: it is absolute, or has an empty part, ``.`` or ``..`` in it.
+        InvalidPathError: it is absolute, has an empty part, ``.`` or ``..`` in it, or characters that no name can have.
     """
     parts = path.split("/")
-    if "" in parts or ".." in parts or "." in parts or "\0" in path:
+    if "" in parts or ".." in parts or "." in parts or "\0" in path or not _is_encodable(path):
         raise InvalidPathError(f"not a path inside a directory: {path!r}")
     return path
+
+
+def _is_encodable(path: str) -> bool:
+    """Whether it stands for bytes: lone surrogates do, as far as they stand for a byte that is not UTF-8."""
+    if path.isascii():
+        return True
+    try:
+        path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def cuts_of(paths: Sequence[str]) -> Sequence[str]:

@@ -32,11 +32,13 @@ from snapctl.storage.local_files import (
     time_of_new_file,
     write_new_file,
 )
-from snapctl.storage.local_paths import NOT_THERE, absolute_path, temporary_name, translate_os_error
+from snapctl.storage.local_paths import NOT_THERE, absolute_path, translate_os_error
+from snapctl.storage.unfinished import UnfinishedFile, remove_litter
 from snapctl.storage.values import DeletedFiles, FileIdentity, FileInfo, Listing, ScannedDir
 
 _WRITE_ATTEMPTS = 20
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK, errno.ENOSYS}
+MAX_WHOLE_BYTES = 4 << 30
+"""No manifest, marker or record has so many: it would be a file that only looks large, or no such file."""
 
 
 class LocalStorage(Storage):
@@ -195,7 +197,12 @@ class LocalStorage(Storage):
         full = self._file(path)
         try:
             with open_regular(full) as descriptor, open(descriptor, "rb", closefd=False) as file:
+                size_bytes = os.fstat(descriptor).st_size
+                if size_bytes > MAX_WHOLE_BYTES:
+                    raise StorageError(f"{full}: {size_bytes} bytes, too many to be read at once", url=full)
                 return file.read()
+        except MemoryError as error:
+            raise StorageError(f"{full}: {size_bytes} bytes do not fit into memory", url=full) from error
         except OSError as error:
             raise translate_os_error(error, full) from error
 
@@ -221,38 +228,39 @@ class LocalStorage(Storage):
         full = self._file(path)
         if exclusive and not durable:
             return self._create(path, data)
-        temporary = temporary_name(full)
         try:
-            found = self._write_temporary(path, temporary, data, durable=durable)
-            try:
-                if exclusive:
-                    found = self._link_exclusively(temporary, full, data, found)
-                elif version:
-                    replace_version(temporary, full, version)
-                else:
-                    os.replace(temporary, full)
-            finally:
-                if exclusive:
-                    os.unlink(temporary)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            if isinstance(error, FileExistsError) and not isinstance(error, StorageError):
-                raise PreconditionError(f"{full}: exists already", url=full) from error
-            if isinstance(error, OSError):
-                raise translate_os_error(error, full) from error
-            raise
+            found = self._write_whole(path, data, exclusive=exclusive, version=version, durable=durable)
+        except FileExistsError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise PreconditionError(f"{full}: exists already", url=full) from error
+        except OSError as error:
+            raise translate_os_error(error, full) from error
+        remove_litter(full, found.st_mtime, of_others=True)
         if durable:
             self.sync_dir(os.path.dirname(path))
         return file_info(path, found, found)
 
-    def _write_temporary(self, path: str, temporary: str, data: bytes | memoryview, *, durable: bool) -> os.stat_result:
+    def _write_whole(
+        self, path: str, data: bytes | memoryview, *, exclusive: bool, version: str, durable: bool
+    ) -> os.stat_result:
+        full = self._file(path)
         for _ in range(_WRITE_ATTEMPTS):
             self._make_parents(path, durable=durable)
             try:
-                return write_new_file(temporary, data, durable=durable)
+                with UnfinishedFile(full) as file:
+                    file.write(data)
+                    if durable:
+                        os.fsync(file.descriptor)
+                    if exclusive:
+                        file.create()
+                    elif version:
+                        replace_version(file, full, version)
+                    else:
+                        file.replace()
+                    return file.status()
             except FileNotFoundError:
-                if "/" not in path or not os.path.isdir(self.url):
+                if version or "/" not in path or not os.path.isdir(self.url):
                     raise
                 # whoever deletes in this directory has removed the one for the file, which was empty
         raise FileNotFoundError(errno.ENOENT, "its directory comes and goes")
@@ -310,17 +318,6 @@ class LocalStorage(Storage):
             raise StorageError(f"{self.url}: is not a directory", url=self.url) from error
         except OSError as error:
             raise translate_os_error(error, self.url) from error
-
-    def _link_exclusively(
-        self, temporary: str, full: str, data: bytes | memoryview, found: os.stat_result
-    ) -> os.stat_result:
-        try:
-            os.link(temporary, full)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            return write_new_file(full, data)
-        return found
 
     def _make_parents(self, path: str, *, durable: bool = True) -> None:
         """Makes the directories between this one and the file; never this one itself."""

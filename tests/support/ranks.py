@@ -18,7 +18,9 @@ from tests.support.servers import free_port
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # A server that has imported torch once, and forks: a rank starts in 20 ms instead of 3 s.
-_CONTEXT.set_forkserver_preload(["torch", "torchsnapshot", "snapctl.training", "tests.support.ranks"])
+_CONTEXT.set_forkserver_preload(
+    ["torch", "torchsnapshot", "snapctl.training", "snapctl.storage.gcs", "tests.support.ranks", "tests.support.warm"]
+)
 
 
 @dataclass(frozen=True)
