@@ -346,6 +346,13 @@ def check_relative_path(path: str) -> str:
     return path
 
 
+def parent_paths(path: str) -> Iterator[str]:
+    """The directories that a file lies in, from the inside out, without the root."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
 def cuts_of(paths: Sequence[str]) -> Sequence[str]:
     """Those of about all the paths of a directory (sorted) that `Storage.list_tree` takes as its `cuts`."""
     return paths[PART_FILES::PART_FILES]
