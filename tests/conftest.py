@@ -65,7 +65,10 @@ def data(tmp_path: pathlib.Path) -> Callable[[str], pathlib.Path]:
 @pytest.fixture
 def entry_point(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry points of pyproject.toml can be found, also where the package is not installed."""
-    wanted = tomllib.loads((DATA.parents[1] / "pyproject.toml").read_text())["project"]["entry-points"]
+    project = DATA.parents[1] / "pyproject.toml"
+    if not project.exists():  # the wheel is tested, which has them
+        return
+    wanted = tomllib.loads(project.read_text())["project"]["entry-points"]
     (group,) = wanted
     if {point.name for point in importlib.metadata.entry_points(group=group)} >= wanted[group].keys():
         return

@@ -72,18 +72,18 @@ def test_a_save_makes_a_complete_checkpoint_with_its_record(tmp_path: pathlib.Pa
 
 def test_everything_is_durable_before_the_manifest(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
-    fsync, replace = os.fsync, os.replace
+    fsync, link = os.fsync, os.link
 
     def note(descriptor: int) -> None:
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         fsync(descriptor)
 
-    def rename(source: str, target: str) -> None:
+    def give_name(source: str, target: str, **options: Any) -> None:
         synced.append(f"-> {target}")
-        replace(source, target)
+        link(source, target, **options)
 
     monkeypatch.setattr(os, "fsync", note)
-    monkeypatch.setattr(os, "replace", rename)
+    monkeypatch.setattr(os, "link", give_name)
     monkeypatch.setenv("TORCHSNAPSHOT_DISABLE_BATCHING", "1")
     Snapshot(tmp_path / "run", state()).save(7).wait()
     root = str(tmp_path / "run/7")
@@ -99,7 +99,7 @@ def test_everything_is_durable_before_the_manifest(tmp_path: pathlib.Path, monke
     ]
     assert set(order) <= set(before)
     assert before.index(f"{root}/0/m/w") < before.index(f"{root}/0/m")
-    assert any(path.startswith(f"{root}/.snapshot_metadata.snapctl-tmp-") for path in before)
+    assert any(path.startswith(f"{root}/#") for path in before), "the manifest, which has no name yet"
     assert synced[-1] == root
 
 

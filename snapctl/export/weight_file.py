@@ -86,7 +86,7 @@ def check_content(reader: TensorReader, content: Content, file_format: str) -> N
 def write_content(
     reader: TensorReader, content: Content, file_format: str, sink: Sink, *, metadata: Mapping[str, str]
 ) -> None:
-    """Writes a file of one of `snapctl.export.writing.FORMATS`.
+    """Writes a file of one of `snapctl.export.FORMATS`.
 
     Args:
         metadata: for the header of a ``.safetensors`` file.

@@ -23,7 +23,6 @@ from snapctl.tensors.reader import MIN_COPIED_BYTES, Rows, TensorReader, region_
 from snapctl.tensors.tiling import Region
 from snapctl.tensors.torch_decoding import dequantize, import_torch, torch_dtype, values_of
 
-FORMATS = ("safetensors", "npy", "pt")
 MAX_HEADER_BYTES = 100_000_000
 """What readers of safetensors accept."""
 

@@ -21,6 +21,7 @@ from snapctl.output_file import NewFile
 from snapctl.storage import FileInfo, Storage
 from snapctl.tensors.blob_file import SMALL_FILE_BYTES, BlobFile
 from snapctl.tensors.layout import Box
+from snapctl.tensors.torch_decoding import MAX_EXPANDED_BYTES
 
 LOCAL_READ_BYTES = 8 << 20
 REMOTE_READ_BYTES = 4 << 20
@@ -236,7 +237,15 @@ def blob_problem(box: Box, found: FileInfo | None) -> DamagedError | None:
         return missing_blob(box.entry, box.location)
     end = box.end
     if end is None or found.size_bytes >= end:
-        return None
+        claimed = box.elements * (box.item_bytes or 0)
+        if box.serializer != "torch_save" or claimed <= max(found.size_bytes, MAX_EXPANDED_BYTES):
+            return None
+        return DamagedError(
+            f"{box.entry}: takes {claimed} bytes, and {box.location} has {found.size_bytes}",
+            kind="size-mismatch",
+            entry=box.entry,
+            blob=box.location,
+        )
     return DamagedError(
         f"{box.entry}: {box.location} has {found.size_bytes} bytes, and it needs {end}",
         kind="short-blob",

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     import torch
 
 
+MAX_EXPANDED_BYTES = 64 << 20
+"""``torch.save`` stores a tensor whose elements are all the same place in memory (expanded) as that place. No room is
+made for one that becomes larger than this and than its blob."""
+
+
 def import_torch(what: str) -> Any:
     """The torch module.
 
@@ -67,6 +72,7 @@ def load_object(
         MissingExtraError: torch is not installed.
     """
     numerics = import_torch(f"{entry} (torch_save)")
+    _refuse_compressed(file, entry=entry, blob=blob)
     if allow_pickle:
         return _unpickle(numerics, file, entry=entry, blob=blob)
     try:
@@ -89,6 +95,20 @@ def load_object(
             entry=entry,
             blob=blob,
         ) from error
+
+
+def _refuse_compressed(file: IO[bytes] | io.RawIOBase, *, entry: str, blob: str) -> None:
+    """``torch.save`` compresses nothing; what is compressed can become a thousand times as large."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            is_larger = any(member.file_size > member.compress_size for member in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, UnicodeDecodeError, EOFError, struct.error):
+        is_larger = False  # the old format, or none at all
+    file.seek(0)
+    if is_larger:
+        raise DamagedError(
+            f"{entry}: {blob} is compressed, which torch_save never does", kind="undecodable", entry=entry, blob=blob
+        )
 
 
 def _reason(error: BaseException) -> str:
@@ -143,7 +163,10 @@ def load_tensor(file: IO[bytes] | io.RawIOBase, *, entry: str, blob: str) -> tor
     if found.layout is not numerics.strided or found.is_nested or found.is_meta:
         raise UnsupportedEntryError(f"{entry}: a tensor of layout {found.layout}, not a dense one")
     plain = found.detach()
-    if plain.untyped_storage().nbytes() > plain.numel() * plain.element_size():
+    size_bytes = plain.numel() * plain.element_size()
+    if size_bytes > max(MAX_EXPANDED_BYTES, file.seek(0, io.SEEK_END)):
+        raise UnsupportedEntryError(f"{entry}: {blob} holds an expanded tensor, which would take {size_bytes} bytes")
+    if plain.untyped_storage().nbytes() > size_bytes:
         plain = plain.clone()  # a view: its storage came along
     tensor: torch.Tensor = plain
     return tensor
