@@ -77,7 +77,7 @@ def judge_scanned(
         judged = _judge(entry, int(name), base + name, now, is_link=name in place.linked_names)
         return read(judged, entry, lambda: storage.child(name), now)
 
-    found = run_parallel(look, entries, jobs=storage.parallel_requests)
+    found = run_parallel(look, entries, jobs=storage.parallel_requests if details else 1)
     yield from (checkpoint for checkpoint in found if checkpoint is not None)
 
 
