@@ -101,6 +101,16 @@ class Output:
             lines += _fold_row(row, widths, flush, color=color, fold=room is not None)
         self._write("\n".join(lines) + "\n")
 
+    def columns(self, cells: Sequence[str], rest: str, widths: Sequence[int]) -> None:
+        """One row of a table that nobody sees as a whole: columns of fixed widths, flush right, and a last one that
+        takes what room it needs. A cell that is too wide moves the others."""
+        row = _row([_plain(cell) for cell in cells], widths, [True] * len(cells), color=wants_color(sys.stdout))
+        self._write("  ".join([*row, printable(rest)]) + "\n")
+
+    def text(self, text: str) -> None:
+        """A document of another kind, as it is."""
+        self._write_bytes(text.encode())
+
     def _records(self, headers: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> None:
         """A table for a terminal that is too narrow for it: a block of lines for each row."""
         color = wants_color(sys.stdout)
@@ -164,8 +174,7 @@ class Output:
         text = message if message is not None else str(error)
         hint = error.hint if isinstance(error, SnapctlError) else None
         if self.as_json:
-            facts = dict(error.facts) if isinstance(error, SnapctlError) else {}
-            body = {"type": type(error).__name__, "message": text, "exit_code": int(exit_code), "hint": hint, **facts}
+            body = error_json(error, exit_code, message=text)
             write_stderr(_json({"error": body, "warnings": self.warnings}))
             return
         with contextlib.suppress(BrokenPipeError, StorageError):  # `main` sees to that
@@ -223,6 +232,14 @@ class Output:
         with progress.Progress(*columns, progress.TimeRemainingColumn(), console=console, transient=True) as bar:
             task = bar.add_task(printable(description), total=total)
             yield lambda done, total=total: bar.update(task, completed=done, total=total)
+
+
+def error_json(error: BaseException, exit_code: int, *, message: str | None = None) -> dict[str, Any]:
+    """The keys of an error, with the facts that it carries."""
+    facts = dict(error.facts) if isinstance(error, SnapctlError) else {}
+    hint = error.hint if isinstance(error, SnapctlError) else None
+    text = message if message is not None else str(error)
+    return {"type": type(error).__name__, "message": text, "exit_code": int(exit_code), "hint": hint, **facts}
 
 
 class StdoutSink:

@@ -8,7 +8,7 @@ from typing import Any
 
 from snapctl.cli.output import Output, StdoutSink, format_size, json_value
 from snapctl.cli.restore_weight_cmd import Destination
-from snapctl.errors import InvalidOptionError
+from snapctl.errors import InvalidOptionError, UnsupportedEntryError
 from snapctl.export.selection import Selection, read_value
 from snapctl.export.state_dict_file import check_place, load_state_dict, put_tensor
 from snapctl.export.stats import Number, TensorStats, compute_stats
@@ -76,9 +76,9 @@ class Delivery:
 
 
 def deliver(delivery: Delivery, chosen: Selection, to: Destination) -> None:
+    if to.kinds == "tensors" and (left_out := describe_left_out(chosen)) is not None:
+        delivery.out.warn(left_out)
     if to.file_format is not None:
-        if to.kinds == "tensors" and (left_out := describe_left_out(chosen)) is not None:
-            delivery.out.warn(left_out)
         _write(delivery, to.file_format, to.path)
     elif to.into is not None:
         _put(delivery, to.into, to.key)
@@ -125,6 +125,8 @@ def _put(delivery: Delivery, path: str, key: str) -> None:
 
 def _show_stats(delivery: Delivery) -> None:
     out, reader, items = delivery.out, delivery.reader, delivery.content.items
+    if not items:
+        raise UnsupportedEntryError("no tensor to show the statistics of")
     parts = [(item.layout, item.region) for item in items]
     reader.check_parts(parts)
     with out.progress("reading", reader.stored_bytes(parts)) as report:
