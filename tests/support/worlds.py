@@ -171,12 +171,29 @@ def _run(stage: Stage, program: str) -> None:
     assert code == 0, said
 
 
+def make_fleet(stage: Stage, endpoint: str) -> None:
+    """runs/alpha and runs/teams/vision/v2, and a policy; the same below /runs."""
+    runs = stage.directory / "runs"
+    stage.roots.update({"/data/runs": str(runs), "/runs": str(runs)})
+    now = time.time()
+    for name, steps, age in (("alpha", (1000, 2000, 3000), 724), ("teams/vision/v2", (500, 1000), 7260)):
+        write = local_writer(runs / name)
+        for step in steps:
+            write_checkpoint(write, step, markers=["val"] if step == 2000 else [])
+        if name == "alpha":
+            write("4000/0/model", bytes(24))
+        for path in (runs / name).rglob("*"):
+            os.utime(path, (now - age, now - age))
+    (stage.directory / "prune.toml").write_text("keep-last = 1\n")
+
+
 WORLDS: Mapping[str, Callable[[Stage, str], None]] = {
     "buckets": make_buckets,
     "seven": make_seven,
     "growing": make_growing,
     "alpha": make_alpha,
     "evaluators": make_evaluators,
+    "fleet": make_fleet,
     "trained": make_trained,
     "converted": make_converted,
     "torchsnapshot": make_torchsnapshot,
