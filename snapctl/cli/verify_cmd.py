@@ -6,6 +6,7 @@ could. Nothing is ever executed: what would need unpickling is said to be unchec
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -54,12 +55,16 @@ def command(
         typer.Option(metavar="N/T", help="With --level data: read only the Nth of T parts of each checkpoint."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(metavar="N", min=1, max=1024, help="So many reads at a time.")] = None,
+    dask: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="With --level data: read on the workers of this Dask scheduler."),
+    ] = None,
     storage_option: StorageOptions = None,
     as_json: JsonOption = False,
 ) -> int:
     out: Output = context.obj
-    if level is not LevelName.DATA and (finite or sample is not None):
-        name = "--finite" if finite else "--sample"
+    if level is not LevelName.DATA and (finite or sample is not None or dask is not None):
+        name = "--finite" if finite else "--sample" if sample is not None else "--dask"
         raise InvalidOptionError(f"{name} has no meaning without reading the data", hint="add --level data")
     if every and step:
         raise InvalidOptionError("--all and --step exclude each other")
@@ -68,10 +73,24 @@ def command(
     targets = find_targets(checkpoint, steps=step or (), every=every, level=how.level, options=options)
     for error in targets.not_looked_at:
         out.warn(f"could not be looked at: {error.message}")
-    with _progress(out, targets, how) as on_progress:
-        reports = list(verify(targets, how, options=options, on_progress=on_progress))
+    with _cluster(out, dask, jobs) as executors, _progress(out, targets, how) as on_progress:
+        reports = list(verify(targets, how, options=options, on_progress=on_progress, **executors))
     reports.sort(key=lambda report: (report.step is None, report.step or 0, report.path))
     return _show(out, reports, targets, how)
+
+
+@contextmanager
+def _cluster(out: Output, address: str | None, jobs: int | None) -> Iterator[dict[str, Any]]:
+    """What `verify` is to read with, by the names of its parameters."""
+    if address is None:
+        yield {}
+        return
+    from snapctl.verification.dask_cluster import dask_cluster
+
+    with dask_cluster(address) as executor:
+        if executor.capacity() == 0:
+            out.note(f"{address}: waiting for a worker")
+        yield {"executor": executor, "capacity": lambda: min(executor.capacity(), jobs or sys.maxsize)}
 
 
 @contextmanager
