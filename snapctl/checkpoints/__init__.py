@@ -22,7 +22,14 @@ from snapctl.checkpoints.latest import (
     find_newest_complete,
     no_complete_checkpoint,
 )
-from snapctl.checkpoints.looking import find_checkpoints, incomplete, look_at_checkpoint, read_manifest, record_matches
+from snapctl.checkpoints.looking import (
+    find_checkpoints,
+    incomplete,
+    look_at_checkpoint,
+    read_blob_sums,
+    read_manifest,
+    record_matches,
+)
 from snapctl.checkpoints.places import (
     Place,
     classify,
@@ -60,6 +67,7 @@ __all__ = [
     "open_save_dir",
     "parse_step",
     "plausible_time",
+    "read_blob_sums",
     "read_manifest",
     "record_matches",
     "step_from_checkpoint",

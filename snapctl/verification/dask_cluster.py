@@ -165,8 +165,8 @@ def dask_cluster(address: str, *, patience_seconds: float = PATIENCE_SECONDS) ->
 
 
 def _find_scheduler(address: str) -> None:
-    """Asks what is at an address. A `distributed.Client` would wait there for ever, if somebody listened and was silent,
-    and for twenty seconds after an address that is none."""
+    """Asks what is at an address. A `distributed.Client` would wait for ever for one who listens and is silent, and
+    for twenty seconds over an address that is none."""
     from distributed import rpc
     from distributed.security import Security
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import queue
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
@@ -219,7 +221,8 @@ class DataReader(Generic[Item]):
         self._running: dict[Future[tuple[PartResult, ...]], tuple[Item, Reading, Load]] = {}
         self._done: queue.SimpleQueue[Future[tuple[PartResult, ...]]] = queue.SimpleQueue()
         self._lost: WorkerError | None = None
-        self._workers = 0
+        self._workers = 1
+        self._look_at = 0.0
 
     def read(self, items: Iterable[tuple[Item, Reading | None]]) -> Iterator[Item]:
         """The items, each as soon as its data has been read; those without any at once.
@@ -256,11 +259,15 @@ class DataReader(Generic[Item]):
         return reading.loads(load_bytes=size, read_cost=cost)
 
     def _look(self) -> None:
-        """Asks how much the executor can do by now."""
+        """Asks now and then how much the executor can do by now."""
+        now = time.monotonic()
+        if self._lost is not None or now < self._look_at:
+            return
         try:
             self._workers = max(1, self._capacity())
         except WorkerError as error:
             self._lost = error
+        self._look_at = time.monotonic() + _LOOK_SECONDS
 
     def _submit(self, item: Item, reading: Reading, source: BlobSource, load: Load) -> None:
         error = self._silence.error(reading.storage) if self._silence.is_over else self._lost
@@ -276,18 +283,15 @@ class DataReader(Generic[Item]):
         future.add_done_callback(self._done.put)
 
     def _take_next(self) -> Iterator[Item]:
-        """Waits for a result; yields the item whose last one it is."""
-        try:
+        """Waits a while for a result; yields the item whose last one it is, or those that are given up."""
+        with contextlib.suppress(queue.Empty):
             future = self._done.get(timeout=_LOOK_SECONDS if self._is_foreign else None)
-        except queue.Empty:
-            self._look()
-            if self._lost is not None:
-                yield from self._give_up(self._lost)
-            return
-        if future not in self._running:  # given up, and done all the same
-            return
-        item, reading, load = self._running.pop(future)
-        yield from self._taken(item, reading, load, self._results_of(future, load))
+            if future in self._running:  # else it was given up, and is done all the same
+                item, reading, load = self._running.pop(future)
+                yield from self._taken(item, reading, load, self._results_of(future, load))
+        self._look()
+        if self._lost is not None:
+            yield from self._give_up(self._lost)
 
     def _results_of(self, future: Future[tuple[PartResult, ...]], load: Load) -> Iterable[PartResult]:
         try:

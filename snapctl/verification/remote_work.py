@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from snapctl.errors import MissingExtraError, SnapctlError, StorageNotFoundError, WorkerSetupError
+from snapctl.errors import MissingExtraError, SnapctlError, StorageNotFoundError, WorkerError, WorkerSetupError
 from snapctl.release import __version__
 from snapctl.verification.data_checks import BlobSource, PartResult, check_load
 from snapctl.verification.data_plan import Load
@@ -82,7 +82,9 @@ def _with_place(result: PartResult) -> PartResult:
     error = result.error
     if not isinstance(error, StorageNotFoundError):
         return result
-    told = type(error)(f"{error.message} (on the worker {_this_process()})", url=error.url)
+    told = WorkerError(
+        f"{error.message} on the worker {_this_process()}, and it is listed: do all see the same storage?"
+    )
     return msgspec.structs.replace(result, error=told)
 
 
