@@ -281,7 +281,7 @@ def test_what_workers_die_over_again_and_again_could_not_be_checked(tmp_path: pa
         done = command.finish()
     found_verdicts = dict(verdicts(done))
     assert done.code == 5 and found_verdicts[5] is None
-    assert "2 workers died, each while reading this" in done.json["checkpoints"][5]["error"]
+    assert "2 workers died, each while it was reading this" in done.json["checkpoints"][5]["error"]
     assert list(found_verdicts.values()).count("unverifiable") > 3, "but for what they held at the same time"
 
 

@@ -73,7 +73,7 @@ class DaskExecutor(Executor):
 
         if isinstance(error, KilledWorker):
             return WorkerError(
-                f"{self.address}: {error.allowed_failures + 1} workers died, each while it was reading it"
+                f"{self.address}: {error.allowed_failures + 1} workers died, each while it was reading this"
             )
         if isinstance(error, CancelledError):
             return self._gone(error)
