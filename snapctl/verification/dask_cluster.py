@@ -43,6 +43,7 @@ class DaskExecutor(Executor):
         self._inner = client.get_executor(pure=False)
         self._patience = patience_seconds
         self._had_workers_at = time.monotonic()
+        self._lost: WorkerError | None = None
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Calls a function on some worker; no key or name on the cluster tells anything of its arguments."""
@@ -80,9 +81,10 @@ class DaskExecutor(Executor):
         return error
 
     def _gone(self, error: BaseException | None = None) -> WorkerError:
-        if self._client.status == "running" and error is None:
-            return WorkerError(f"{self.address}: the work was cancelled on the cluster", is_final=True)
-        return WorkerError(f"{self.address}: the Dask scheduler has gone away", is_final=True)
+        is_there = error is None and self._client.status == "running"
+        what = "the work was cancelled on the cluster" if is_there else "the Dask scheduler has gone away"
+        self._lost = WorkerError(f"{self.address}: {what}", is_final=True)
+        return self._lost
 
     def capacity(self) -> int:
         """How many threads all workers have by now.
@@ -90,6 +92,8 @@ class DaskExecutor(Executor):
         Raises:
             WorkerError: the scheduler does not answer, or there has been no worker for long.
         """
+        if self._lost is not None:
+            raise self._lost
         threads: int = sum(self._ask("nthreads").values())
         now = time.monotonic()
         if threads:

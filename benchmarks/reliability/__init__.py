@@ -1,0 +1,1 @@
+"""How docs/reliability.md is made: `python -m benchmarks.reliability --help`."""
