@@ -171,6 +171,15 @@ def test_nothing_is_left_on_the_cluster(snapctl_inside: Run, cluster: Cluster, r
     assert not [name for name in count[1] if "snapctl" in name]
 
 
+def test_the_example_of_verify_md_runs(snapctl_inside: Run, cluster: Cluster, run_dir: pathlib.Path) -> None:
+    page = (REPOSITORY / "docs" / "verify.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("$ snapctl verify") and "--dask" in line]
+    places = {"gs://my-bucket/run1": str(run_dir / "10"), "tcp://scheduler:8786": cluster.address}
+    done = snapctl_inside(*[places.get(word, word) for word in line.split()[2:]])
+    assert (done.code, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1].split()[:3] == ["10", "sound", "data"]
+
+
 # -- what travels ----------------------------------------------------------------------------------------------------
 
 
