@@ -20,7 +20,7 @@ from tests.support.dask_cluster import dask_processes
 BLOBS = 32
 BLOB_BYTES = 64 << 20
 STEPS = 8
-ROUNDS = 3
+ROUNDS = 2
 
 
 def _link_checkpoints(root: pathlib.Path) -> None:
@@ -40,8 +40,8 @@ def main() -> bool:
     kept = True
     with tempfile.TemporaryDirectory() as directory:
         root, small = pathlib.Path(directory, "run"), pathlib.Path(directory, "small")
-        _write_checkpoint(root, BLOBS, BLOB_BYTES, slab=False)
-        _write_checkpoint(small, 1, 4000, slab=False)
+        _write_checkpoint(root, BLOBS, BLOB_BYTES, in_slab=0)
+        _write_checkpoint(small, 1, 4000, in_slab=0)
         _link_checkpoints(root)
         with dask_processes(pathlib.Path(directory, "cluster"), 2) as cluster:
             for what, options in (("CRC32C", []), ("CRC32C and --finite", ["--finite"])):

@@ -130,6 +130,16 @@ def test_it_says_the_same_on_gcs(snapctl_inside: Run, cluster: Cluster, bucket: 
     assert gcs.stats()["n"] >= 3 * 17 - 1, "the workers have read the blobs"
 
 
+def test_several_save_directories_share_the_cluster(
+    snapctl_inside: Run, cluster: Cluster, tmp_path: pathlib.Path, run_dir: pathlib.Path
+) -> None:
+    full_snapshot(recorded=True).write(local_writer(tmp_path / "other"), "7")
+    arguments = ("verify", str(run_dir), str(tmp_path / "other"), *DATA, "--json")
+    here, there = snapctl_inside(*arguments), snapctl_inside(*arguments, "--dask", cluster.address)
+    assert there == here
+    assert (there.code, len(there.stdout.splitlines())) == (1, 2)
+
+
 def test_the_executor_of_a_client_can_be_handed_over(cluster: Cluster, run_dir: pathlib.Path) -> None:
     how = Thoroughness("data", finite=True)
 
