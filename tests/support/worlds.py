@@ -187,11 +187,29 @@ def make_fleet(stage: Stage, endpoint: str) -> None:
     (stage.directory / "prune.toml").write_text("keep-last = 1\n")
 
 
+def make_compared(stage: Stage, endpoint: str) -> None:
+    """/runs/9 with the steps 1000 and 2000: a table has grown, and one part of the head has become another."""
+    write = local_writer(_make_runs(stage) / "9")
+    for step, users, head in ((1000, 1000, "bias"), (2000, 1200, "scale")):
+        layers = {f"layers.{n}.weight": np.full((4, 4), step if n != 3 else 1, "f4") for n in range(12)}
+        tensors = {"users.weight": np.zeros((users, 16), "f4"), **layers, f"head.{head}": np.zeros(2, "f4")}
+        write_checkpoint(write, step, tensors)
+        files = {
+            path.relative_to(stage.directory / "runs" / "9" / str(step)).as_posix(): path.read_bytes()
+            for path in (stage.directory / "runs" / "9" / str(step)).rglob("*")
+            if path.is_file()
+        }
+        sums = {name: BlobSum(len(data), crc32c(data)) for name, data in files.items()}
+        manifest = sums.pop(".snapshot_metadata")
+        write(f"{step}/{SAVE_RECORD_PATH}", format_save_record(SaveRecord(time.time(), 1, manifest, (), sums)))
+
+
 WORLDS: Mapping[str, Callable[[Stage, str], None]] = {
     "buckets": make_buckets,
     "seven": make_seven,
     "growing": make_growing,
     "alpha": make_alpha,
+    "compared": make_compared,
     "evaluators": make_evaluators,
     "fleet": make_fleet,
     "trained": make_trained,
