@@ -60,8 +60,8 @@ def session(directory: pathlib.Path, columns: int) -> str:
     for arguments in COMMANDS:
         text = without_control(show(directory, columns, *arguments))
         assert all(len(line) <= columns for line in text.splitlines() if ";" not in line), text
-        kept = [line for line in text.splitlines() if not re.match(r"(path|created): ", line)]
-        shown += [f"$ snapctl {' '.join(arguments)}", *kept, ""]
+        text = re.sub(r"^path: .*?(?=^state: )|^created: [^\n]*\n", "", text, flags=re.MULTILINE | re.DOTALL)
+        shown += [f"$ snapctl {' '.join(arguments)}", *text.splitlines(), ""]
     return "\n".join(shown)
 
 
