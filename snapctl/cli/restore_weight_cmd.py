@@ -121,7 +121,7 @@ def command(
         )
         _say_found(out, chosen, content)
         _deliver(_Delivery(out, reader, snapshot, content), chosen, to)
-    return ExitCode.OK
+    return ExitCode.PARTIAL if snapshot.is_unsure else ExitCode.OK
 
 
 # -- the command line ------------------------------------------------------------------------------------------------
