@@ -12,7 +12,8 @@ from typing import Protocol
 
 from snapctl.errors import InvalidPathError, OutputExistsError, PermissionDeniedError, StorageError
 from snapctl.storage import split_url
-from snapctl.storage.local_paths import absolute_path, temporary_name, translate_os_error
+from snapctl.storage.local_paths import NOT_THERE, absolute_path, translate_os_error
+from snapctl.storage.unfinished import UnfinishedFile, remove_litter
 
 FLUSH_BYTES = 64 << 20
 """From so many unflushed bytes on the disk is set to work while we go on: the end, and an interrupt, wait for less."""
@@ -41,12 +42,16 @@ def check_output_path(path: str, *, force: bool) -> str:
     if split_url(path)[0] != "file":
         raise InvalidPathError(f"{path}: the output must be a local file")
     shown = absolute_path(split_url(path)[1])
+    if path.endswith(("/", "/.")):
+        raise InvalidPathError(f"{path}: names a directory, not a file")
     full = os.path.realpath(shown)
     try:
         found = os.stat(full)
     except FileNotFoundError:
         found = None
     except OSError as error:
+        if error.errno in NOT_THERE:  # a name that is too long, a file on the way: no answer to a question is missing
+            raise StorageError(f"{shown}: {error.strerror}", url=shown) from error
         raise translate_os_error(error, shown) from error
     if found is not None and not stat.S_ISREG(found.st_mode):
         kind = "a directory" if stat.S_ISDIR(found.st_mode) else "not a regular file"
@@ -62,7 +67,7 @@ def check_output_path(path: str, *, force: bool) -> str:
 
 
 class NewFile:
-    """Written under a temporary name beside its own; renamed by `commit`, removed on leaving without one.
+    """Written beside its place, without a name where the file system can do that; `commit` gives it its name.
 
     ``with NewFile(path) as file: file.write(…); file.commit()``. The permissions of a file that it replaces are kept.
     Errors of the disk are raised as `StorageError`, with the name that the user knows.
@@ -75,14 +80,15 @@ class NewFile:
         """
         self.path = path
         self.size_bytes = 0
-        self._temporary = temporary_name(path)
+        self._file: UnfinishedFile | None = None
         self._descriptor = -1
         self._flusher: _Flusher | None = None
         self._small = bytearray()
 
     def __enter__(self) -> NewFile:
         with self._errors():
-            self._descriptor = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            self._file = UnfinishedFile(self.path)
+            self._descriptor = self._file.descriptor
             with contextlib.suppress(OSError):  # a file system without permissions, or a file of somebody else's
                 os.fchmod(self._descriptor, stat.S_IMODE(os.stat(self.path).st_mode))
         return self
@@ -140,8 +146,9 @@ class NewFile:
                 self._flusher.stop()
                 self._flusher = None
             os.fsync(self._descriptor)
-            os.replace(self._temporary, self.path)
-            self._temporary = ""
+            assert self._file is not None
+            self._file.replace()
+            remove_litter(self.path, self._file.status().st_mtime)
         with contextlib.suppress(OSError):  # not every file system can, and the data itself is durable already
             directory = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -152,9 +159,8 @@ class NewFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._temporary:
-            with contextlib.suppress(OSError):
-                os.unlink(self._temporary)
+        if self._file is not None:
+            self._file.discard()
         if self._flusher is not None:
             self._flusher.abandon()
         elif self._descriptor >= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -103,6 +104,7 @@ def parse_manifest(data: bytes) -> Manifest:
         _check_version(document.version)
         _check_world_size(document.world_size)
         entries: dict[str, Any] = document.manifest
+        _check_depth(entries)
         for path, entry in entries.items():
             if isinstance(entry, _Primitive):
                 entries[path] = _primitive(entry)
@@ -110,6 +112,12 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 _DECODER = msgspec.json.Decoder(_Document)
+MAX_RANKS = 1 << 20
+"""More than any job has: what a manifest says costs memory for each."""
+MAX_DEPTH = 256
+"""Keys on the way to an entry."""
+_MAX_NUMBER_BITS = 14_000
+"""Python refuses to print numbers of more than 4,300 digits."""
 
 
 def _primitive(entry: _Primitive) -> PrimitiveEntry:
@@ -126,8 +134,15 @@ def _check_version(version: str) -> None:
 
 
 def _check_world_size(world_size: int) -> None:
-    if not 1 <= world_size < 10**9:
+    if not 1 <= world_size <= MAX_RANKS:
         raise _fail(f"speaks of {str(world_size)[:20]} ranks", "invalid")
+
+
+def _check_depth(entries: Mapping[str, object]) -> None:
+    """Whoever looks for the end of a name makes as many texts of it as it has keys."""
+    for path in entries:
+        if len(path) > 2 * MAX_DEPTH and path.count("/") > MAX_DEPTH:
+            raise _fail(f"has an entry {path.count('/')} keys deep: {path[:40]!r}…", "invalid")
 
 
 def _parse_slowly(data: bytes) -> Manifest:
@@ -155,6 +170,7 @@ def _parse_slowly(data: bytes) -> Manifest:
             raise _fail(f"has an entry that cannot be read: {path[:200]!r}: {error}", "invalid") from error
         if extra:
             extras[path] = extra
+    _check_depth(entries)
     return Manifest(version, world_size, entries, extras)
 
 
@@ -175,17 +191,41 @@ def _load_yaml(text: str) -> Any:
     """YAML 1.1, as the releases of 2022 wrote it; without aliases, which they never wrote and which can explode."""
     import yaml
 
-    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    loader = _yaml_loader()(text)
     try:
         node = loader.get_single_node()
         _refuse_aliases(node)
         return loader.construct_document(node) if node is not None else None
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
-    except (LookupError, AttributeError, TypeError) as error:  # what its constructors make of odd scalars
+    except (LookupError, AttributeError, TypeError, ArithmeticError) as error:  # what its constructors make of scalars
         raise ValueError(f"{type(error).__name__} in a scalar") from error
     finally:
         loader.dispose()
+
+
+@functools.cache
+def _yaml_loader() -> Any:
+    """One that makes nothing but what JSON has: no dates, sets or bytes, and no numbers that Python cannot print."""
+    import yaml
+
+    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+        def construct_short_int(self, node: Any) -> int:
+            number: int = self.construct_yaml_int(node)
+            if number.bit_length() > _MAX_NUMBER_BITS:
+                raise ValueError(f"a number of {number.bit_length()} bits")
+            return number
+
+    known = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
+    Loader.yaml_constructors = {
+        tag: make for tag, make in Loader.yaml_constructors.items() if tag is None or tag in known
+    }
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag in known]
+        for first, resolvers in Loader.yaml_implicit_resolvers.items()
+    }
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_short_int)
+    return Loader
 
 
 def _refuse_aliases(root: Any) -> None:

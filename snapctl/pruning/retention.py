@@ -90,7 +90,7 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def not_looked_at(self) -> tuple[Row, ...]:
         """What the storage did not let us look at, and is kept for that."""
-        return tuple(row for row in self.rows if row.subject.was_not_looked_at)
+        return tuple(row for row in self.rows if row.subject.was_not_looked_at and row.action != "delete")
 
 
 class Ranking(msgspec.Struct):
@@ -412,10 +412,10 @@ def _apply_metric_rules(kept: _Kept, policy: Policy) -> None:
 
 def _guards(rows: Sequence[Row], kept: _Kept, policy: Policy) -> tuple[list[str], list[str]]:
     """``(warnings, refusals)``: a rule that keeps nothing is more often a typo than meant."""
-    if all(row.action != "delete" or row.how == "interrupted" for row in rows):
-        return [], []
     counting = kept.ranking.counting
-    highest = counting[-1].step if counting else -1
+    if not counting or all(row.action != "delete" or row.how == "interrupted" for row in rows):
+        return [], []  # nothing will be deleted that a rule could have kept
+    highest = counting[-1].step
     unmatched: list[str] = []
     for rule in policy.keep_every:
         if kept.matches[f"keep-every {rule}"] == 0 and highest >= rule.every:

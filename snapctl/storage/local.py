@@ -11,6 +11,7 @@ from threading import Event
 
 from snapctl.errors import (
     InvalidPathError,
+    PermissionDeniedError,
     PreconditionError,
     StorageError,
 )
@@ -31,11 +32,13 @@ from snapctl.storage.local_files import (
     time_of_new_file,
     write_new_file,
 )
-from snapctl.storage.local_paths import NOT_THERE, absolute_path, temporary_name, translate_os_error
+from snapctl.storage.local_paths import NOT_THERE, absolute_path, translate_os_error
+from snapctl.storage.unfinished import UnfinishedFile, remove_litter
 from snapctl.storage.values import DeletedFiles, FileIdentity, FileInfo, Listing, ScannedDir
 
-_BLOB_ATTEMPTS = 20
-_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK, errno.ENOSYS}
+_WRITE_ATTEMPTS = 20
+MAX_WHOLE_BYTES = 4 << 30
+"""No manifest, marker or record has so many: it would be a file that only looks large, or no such file."""
 
 
 class LocalStorage(Storage):
@@ -194,7 +197,12 @@ class LocalStorage(Storage):
         full = self._file(path)
         try:
             with open_regular(full) as descriptor, open(descriptor, "rb", closefd=False) as file:
+                size_bytes = os.fstat(descriptor).st_size
+                if size_bytes > MAX_WHOLE_BYTES:
+                    raise StorageError(f"{full}: {size_bytes} bytes, too many to be read at once", url=full)
                 return file.read()
+        except MemoryError as error:
+            raise StorageError(f"{full}: {size_bytes} bytes do not fit into memory", url=full) from error
         except OSError as error:
             raise translate_os_error(error, full) from error
 
@@ -220,45 +228,60 @@ class LocalStorage(Storage):
         full = self._file(path)
         if exclusive and not durable:
             return self._create(path, data)
-        temporary = temporary_name(full)
         try:
-            self._make_parents(path, durable=durable)
-            found = write_new_file(temporary, data, durable=durable)
-            try:
-                if exclusive:
-                    found = self._link_exclusively(temporary, full, data, found)
-                elif version:
-                    replace_version(temporary, full, version)
-                else:
-                    os.replace(temporary, full)
-            finally:
-                if exclusive:
-                    os.unlink(temporary)
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            if isinstance(error, FileExistsError) and not isinstance(error, StorageError):
-                raise PreconditionError(f"{full}: exists already", url=full) from error
-            if isinstance(error, OSError):
-                raise translate_os_error(error, full) from error
-            raise
+            found = self._write_whole(path, data, exclusive=exclusive, version=version, durable=durable)
+        except FileExistsError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise PreconditionError(f"{full}: exists already", url=full) from error
+        except OSError as error:
+            raise translate_os_error(error, full) from error
+        remove_litter(full, found.st_mtime, of_others=True)
         if durable:
             self.sync_dir(os.path.dirname(path))
         return file_info(path, found, found)
 
+    def _write_whole(
+        self, path: str, data: bytes | memoryview, *, exclusive: bool, version: str, durable: bool
+    ) -> os.stat_result:
+        full = self._file(path)
+        for _ in range(_WRITE_ATTEMPTS):
+            self._make_parents(path, durable=durable)
+            try:
+                with UnfinishedFile(full) as file:
+                    file.write(data)
+                    if durable:
+                        os.fsync(file.descriptor)
+                    if exclusive:
+                        file.create()
+                    elif version:
+                        replace_version(file, full, version)
+                    else:
+                        file.replace()
+                    return file.status()
+            except FileNotFoundError:
+                if version or "/" not in path or not os.path.isdir(self.url):
+                    raise
+                # whoever deletes in this directory has removed the one for the file, which was empty
+        raise FileNotFoundError(errno.ENOENT, "its directory comes and goes")
+
     def write_blob(self, path: str, data: bytes | memoryview, *, durable: bool = True) -> FileInfo:
         full = self._file(path)
         try:
-            self._make_parents(path, durable=False)
-            for attempt in range(_BLOB_ATTEMPTS):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(full)  # never written into: it may be linked elsewhere, or be open in a reader
+            for attempt in range(1, _WRITE_ATTEMPTS + 1):
                 try:
+                    self._make_parents(path, durable=False)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(full)  # never written into: it may be linked elsewhere, or be open in a reader
                     write_new_file(full, data, durable=durable)
                     break
                 except FileExistsError:  # another rank holds the same shard, and writes it, too
-                    if attempt == _BLOB_ATTEMPTS - 1:
+                    if attempt == _WRITE_ATTEMPTS:
                         raise
+                except FileNotFoundError:  # whoever deletes an earlier save of this step has removed what was empty
+                    if attempt == _WRITE_ATTEMPTS:
+                        raise
+                    self.make_dir(durable=durable)
             found = os.lstat(full)  # over NFS the times are settled only when it is closed
         except OSError as error:
             raise translate_os_error(error, full) from error
@@ -295,17 +318,6 @@ class LocalStorage(Storage):
             raise StorageError(f"{self.url}: is not a directory", url=self.url) from error
         except OSError as error:
             raise translate_os_error(error, self.url) from error
-
-    def _link_exclusively(
-        self, temporary: str, full: str, data: bytes | memoryview, found: os.stat_result
-    ) -> os.stat_result:
-        try:
-            os.link(temporary, full)
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            return write_new_file(full, data)
-        return found
 
     def _make_parents(self, path: str, *, durable: bool = True) -> None:
         """Makes the directories between this one and the file; never this one itself."""
@@ -375,6 +387,13 @@ class LocalStorage(Storage):
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
 
+    def find_dirs_time(self) -> float | None:
+        newest: float | None = None
+        for directory, _, _ in os.walk(self.url):
+            with contextlib.suppress(FileNotFoundError):
+                newest = max(newest or 0.0, os.stat(directory).st_mtime)
+        return newest
+
     def sync_dir(self, path: str = "") -> None:
         full = self._full(path)
         with contextlib.suppress(OSError):  # not every file system can, and the data itself is durable already
@@ -384,18 +403,29 @@ class LocalStorage(Storage):
             finally:
                 os.close(descriptor)
 
-    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
+    def list_links(
+        self, path: str = "", *, deep: bool, on_denied: Callable[[StorageError], None] | None = None
+    ) -> list[str]:
         links: list[str] = []
         todo = [path]
         while todo:
             directory = todo.pop()
-            with contextlib.suppress(OSError), os.scandir(self._full(directory)) as entries:
-                for entry in entries:
-                    name = f"{directory}/{entry.name}" if directory else entry.name
-                    if entry.is_symlink():
-                        links.append(name)
-                    elif deep and entry.is_dir(follow_symlinks=False):
-                        todo.append(name)
+            full = self._full(directory)
+            try:
+                with os.scandir(full) as entries:
+                    for entry in entries:
+                        name = f"{directory}/{entry.name}" if directory else entry.name
+                        if entry.is_symlink():
+                            links.append(name)
+                        elif deep and entry.is_dir(follow_symlinks=False):
+                            todo.append(name)
+            except OSError as error:
+                if error.errno in NOT_THERE:
+                    continue
+                translated = translate_os_error(error, full)
+                if on_denied is None or not isinstance(translated, PermissionDeniedError):
+                    raise translated from error
+                on_denied(translated)
         return sorted(links)
 
     def identify(self, path: str = "") -> FileIdentity | None:

@@ -16,6 +16,7 @@ from snapctl.errors import (
 )
 from snapctl.storage.base import check_length
 from snapctl.storage.local_paths import NOT_THERE, temporary_name, translate_os_error
+from snapctl.storage.unfinished import UnfinishedFile
 from snapctl.storage.values import FileInfo
 
 LOCK_SECONDS = 10.0
@@ -76,14 +77,17 @@ def check_version(full: str, version: str) -> None:
         raise PreconditionError(f"{full}: is no longer the file that was listed", url=full)
 
 
-def replace_version(temporary: str, full: str, version: str) -> None:
-    """Renames a file over the one that has this version; the directory is locked between the look and the act."""
-    with directory_lock(os.path.dirname(full)):
+def replace_version(file: UnfinishedFile, full: str, version: str) -> None:
+    """Puts a file in the place of one that has this version; the directory is locked between the look and the act."""
+
+    def check() -> None:
         try:
             check_version(full, version)
         except FileNotFoundError as error:
             raise PreconditionError(f"{full}: is no longer there", url=full) from error
-        os.replace(temporary, full)
+
+    with directory_lock(os.path.dirname(full)):
+        file.replace(check)
 
 
 @contextlib.contextmanager

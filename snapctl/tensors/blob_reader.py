@@ -14,12 +14,14 @@ from snapctl.errors import (
     InvalidPathError,
     PreconditionError,
     ShortReadError,
+    StorageError,
     StorageNotFoundError,
 )
 from snapctl.output_file import NewFile
 from snapctl.storage import FileInfo, Storage
 from snapctl.tensors.blob_file import SMALL_FILE_BYTES, BlobFile
 from snapctl.tensors.layout import Box
+from snapctl.tensors.torch_decoding import MAX_EXPANDED_BYTES
 
 LOCAL_READ_BYTES = 8 << 20
 REMOTE_READ_BYTES = 4 << 20
@@ -142,6 +144,10 @@ class BlobReader:
         try:
             yield
         except ShortReadError as error:
+            found = self._files.get(location)
+            if found is not None and found.size_bytes >= end:  # it is the answer that is wrong
+                text = f"{error.message}, and it had {found.size_bytes} when it was looked up"
+                raise StorageError(text, url=error.url) from error
             raise DamagedError(
                 f"{entry}: {location} ends at byte {start + error.found_bytes}, and it needs {end}",
                 kind="short-blob",
@@ -231,7 +237,15 @@ def blob_problem(box: Box, found: FileInfo | None) -> DamagedError | None:
         return missing_blob(box.entry, box.location)
     end = box.end
     if end is None or found.size_bytes >= end:
-        return None
+        claimed = box.elements * (box.item_bytes or 0)
+        if box.serializer != "torch_save" or claimed <= max(found.size_bytes, MAX_EXPANDED_BYTES):
+            return None
+        return DamagedError(
+            f"{box.entry}: takes {claimed} bytes, and {box.location} has {found.size_bytes}",
+            kind="size-mismatch",
+            entry=box.entry,
+            blob=box.location,
+        )
     return DamagedError(
         f"{box.entry}: {box.location} has {found.size_bytes} bytes, and it needs {end}",
         kind="short-blob",
@@ -246,4 +260,9 @@ def missing_blob(entry: str, location: str) -> DamagedError:
 
 
 def _is_readable(location: str) -> bool:
+    """Whether a storage can have a file of that name at all."""
+    try:
+        location.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
     return not any(part in ("", ".", "..") for part in location.split("/")) and "\0" not in location

@@ -341,7 +341,7 @@ def _layout_problems(layout: TensorLayout, sources: Sequence[Entry]) -> Iterator
     if layout.shape is None:
         yield from _shapeless_problems(layout, sources[0])
         return
-    if any(size < 0 for size in layout.shape) or math.prod(layout.shape) * (layout.item_bytes or 1) > MAX_BYTES:
+    if any(size < 0 for size in layout.shape) or is_beyond_bounds(layout.shape):
         yield _problem(layout, "size-mismatch", f"has the shape {_text(layout.shape)}, which no tensor has")
         return
     for shard in _declared_shapes(sources):
@@ -394,11 +394,10 @@ def _box_problems(box: Box) -> Iterator[DamagedError]:
     if len(box.offsets) != len(box.sizes):
         yield problem("size-mismatch", f"offsets {_text(box.offsets)} and sizes {_text(box.sizes)} do not fit together")
         return
-    each = box.item_bytes or 1
     if min((*box.offsets, *box.sizes, 0)) < 0:
         yield problem("size-mismatch", f"offsets {_text(box.offsets)} or sizes {_text(box.sizes)} below zero")
         return
-    if max((*box.offsets, *box.sizes, 0)) > MAX_BYTES or math.prod(box.sizes) * each > MAX_BYTES:
+    if max((*box.offsets, 0)) > MAX_BYTES or is_beyond_bounds(box.sizes):
         yield problem("size-mismatch", f"has the sizes {_text(box.sizes)}, which no tensor has")
         return
     if box.byte_range is None:
@@ -413,6 +412,11 @@ def _box_problems(box: Box) -> Iterator[DamagedError]:
             "size-mismatch",
             f"{_text(box.sizes)} of {box.dtype} takes {needed} bytes, and its byte range has {end - start}",
         )
+
+
+def is_beyond_bounds(sizes: Sequence[int]) -> bool:
+    """Whether no array has this shape, of whatever dtype; also where a zero in it leaves nothing to store."""
+    return math.prod(max(1, size) for size in sizes) * max(DTYPE_SIZES.values()) > MAX_BYTES
 
 
 def is_outside(location: str) -> bool:

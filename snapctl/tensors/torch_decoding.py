@@ -26,6 +26,11 @@ if TYPE_CHECKING:
     import torch
 
 
+MAX_EXPANDED_BYTES = 64 << 20
+"""``torch.save`` stores a tensor whose elements are all the same place in memory (expanded) as that place. No room is
+made for one that becomes larger than this and than its blob."""
+
+
 def import_torch(what: str) -> Any:
     """The torch module.
 
@@ -67,6 +72,7 @@ def load_object(
         MissingExtraError: torch is not installed.
     """
     numerics = import_torch(f"{entry} (torch_save)")
+    _refuse_compressed(file, entry=entry, blob=blob)
     if allow_pickle:
         return _unpickle(numerics, file, entry=entry, blob=blob)
     try:
@@ -89,6 +95,20 @@ def load_object(
             entry=entry,
             blob=blob,
         ) from error
+
+
+def _refuse_compressed(file: IO[bytes] | io.RawIOBase, *, entry: str, blob: str) -> None:
+    """``torch.save`` compresses nothing; what is compressed can become a thousand times as large."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            is_larger = any(member.file_size > member.compress_size for member in archive.infolist())
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, UnicodeDecodeError, EOFError, struct.error):
+        is_larger = False  # the old format, or none at all
+    file.seek(0)
+    if is_larger:
+        raise DamagedError(
+            f"{entry}: {blob} is compressed, which torch_save never does", kind="undecodable", entry=entry, blob=blob
+        )
 
 
 def _reason(error: BaseException) -> str:
@@ -143,7 +163,10 @@ def load_tensor(file: IO[bytes] | io.RawIOBase, *, entry: str, blob: str) -> tor
     if found.layout is not numerics.strided or found.is_nested or found.is_meta:
         raise UnsupportedEntryError(f"{entry}: a tensor of layout {found.layout}, not a dense one")
     plain = found.detach()
-    if plain.untyped_storage().nbytes() > plain.numel() * plain.element_size():
+    size_bytes = plain.numel() * plain.element_size()
+    if size_bytes > max(MAX_EXPANDED_BYTES, file.seek(0, io.SEEK_END)):
+        raise UnsupportedEntryError(f"{entry}: {blob} holds an expanded tensor, which would take {size_bytes} bytes")
+    if plain.untyped_storage().nbytes() > size_bytes:
         plain = plain.clone()  # a view: its storage came along
     tensor: torch.Tensor = plain
     return tensor
@@ -191,10 +214,18 @@ def decode_quantized(data: memoryview, shape: tuple[int, ...], dtype: str, seria
     def elements(start: int) -> Any:
         return numerics.from_numpy(np.frombuffer(data, kind, count, start).reshape(shape).copy())
 
+    def check_zero_points(found: Sequence[int]) -> None:
+        """torch makes tensors of zero points that it refuses to compute with."""
+        limits = np.iinfo(kind)
+        for zero_point in found:
+            if not limits.min <= zero_point <= limits.max:
+                raise damaged(f"its zero point is {zero_point}, which no {kind} is")
+
     if serializer == "per_tensor_qtensor":
         if len(data) != size + 16:
             raise damaged(f"{len(data)} bytes, and per_tensor_qtensor takes {size + 16}")
         scale, zero_point = struct.unpack_from("<dq", data, size)
+        check_zero_points([zero_point])
         return _per_tensor(numerics, elements(0), scale, zero_point)
     if len(data) < 8:
         raise damaged(f"{len(data)} bytes, too few for a per_channel_qtensor")
@@ -205,9 +236,12 @@ def decode_quantized(data: memoryview, shape: tuple[int, ...], dtype: str, seria
     if len(data) != 8 + size + 16 * channels:
         raise damaged(f"{len(data)} bytes, and per_channel_qtensor takes {8 + size + 16 * channels}")
     scales = numerics.from_numpy(np.frombuffer(data, "<f8", channels, 8 + size).copy())
-    zero_points = numerics.from_numpy(np.frombuffer(data, "<i8", channels, 8 + size + 8 * channels).copy())
+    zero_points = np.frombuffer(data, "<i8", channels, 8 + size + 8 * channels).copy()
+    check_zero_points(zero_points.tolist())
     with _quiet():
-        tensor: torch.Tensor = numerics._make_per_channel_quantized_tensor(elements(8), scales, zero_points, axis)
+        tensor: torch.Tensor = numerics._make_per_channel_quantized_tensor(
+            elements(8), scales, numerics.from_numpy(zero_points), axis
+        )
     return tensor
 
 
@@ -290,8 +324,20 @@ def torch_elements(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def values_of(tensor: torch.Tensor, *, entry: str) -> np.ndarray[Any, Any]:
-    """The values of a tensor of a dtype that numpy lacks: dequantized, or as complex64."""
-    numerics = import_torch(entry)
-    with _quiet():
-        plain = tensor.dequantize() if tensor.is_quantized else tensor.to(numerics.complex64)
+    """The values of a tensor of a dtype that numpy lacks: dequantized (raises as `dequantize`), or as complex64."""
+    plain = dequantize(tensor, entry=entry) if tensor.is_quantized else tensor.to(import_torch(entry).complex64)
     return torch_to_numpy(plain, entry=entry)
+
+
+def dequantize(tensor: torch.Tensor, *, entry: str) -> torch.Tensor:
+    """The values that a quantized tensor stands for, as float32.
+
+    Raises:
+        DamagedError: its scales or zero points are none (an archive of ``torch.save`` may say anything).
+    """
+    try:
+        with _quiet():
+            return tensor.dequantize()
+    except RuntimeError as error:
+        text = " ".join(str(error).split())[:160]
+        raise DamagedError(f"{entry}: cannot be dequantized: {text}", kind="undecodable", entry=entry) from error

@@ -26,6 +26,7 @@ from snapctl.tensors.layout import (
     RAW_SERIALIZER,
     TORCH_SERIALIZERS,
     inspect_layouts,
+    is_beyond_bounds,
     is_outside,
     is_tensor_entry,
 )
@@ -89,7 +90,7 @@ def _is_plain(entry: object) -> bool:
     if each is None or is_outside(entry.location) or min(entry.shape, default=0) < 0:
         return False
     size = math.prod(entry.shape) * each
-    if size > MAX_BYTES or max(entry.shape, default=0) > MAX_BYTES:
+    if size > MAX_BYTES or (size == 0 and is_beyond_bounds(entry.shape)):
         return False
     if entry.byte_range is None:
         return True

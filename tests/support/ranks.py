@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import importlib
 import multiprocessing
@@ -19,7 +18,9 @@ from tests.support.servers import free_port
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # A server that has imported torch once, and forks: a rank starts in 20 ms instead of 3 s.
-_CONTEXT.set_forkserver_preload(["torch", "torchsnapshot", "snapctl.training", "tests.support.ranks"])
+_CONTEXT.set_forkserver_preload(
+    ["torch", "torchsnapshot", "snapctl.training", "snapctl.storage.gcs", "tests.support.ranks", "tests.support.warm"]
+)
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,8 @@ def _rank_main(
     except Exception:
         sender.send(Outcome(None, repr(outcome.error or outcome.value), outcome.seconds))
     sender.close()
-    if store == "rank0" and rank == 0:  # the others may still need the store
-        with contextlib.suppress(Exception):
-            time.sleep(0.2)
+    if store == "rank0" and rank == 0:  # the others may still need the store; when all have reported, this is killed
+        time.sleep(60)
 
 
 def die() -> None:

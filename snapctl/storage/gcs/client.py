@@ -42,6 +42,27 @@ FAILED_TRIES: contextvars.ContextVar[int] = contextvars.ContextVar("FAILED_TRIES
 """How often the last request was tried in vain: what a lost answer stood for may have been done all the same."""
 
 
+class _Sent:
+    """How often one request was sent. aiohttp by itself sends one a second time whose connection broke."""
+
+    times = 0
+
+
+_SENT: contextvars.ContextVar[_Sent | None] = contextvars.ContextVar("_SENT", default=None)
+
+
+async def _count_sent(*_: object) -> None:
+    sent = _SENT.get()
+    if sent is not None:
+        sent.times += 1
+
+
+def _counting() -> aiohttp.TraceConfig:
+    trace = aiohttp.TraceConfig()
+    trace.on_request_headers_sent.append(_count_sent)
+    return trace
+
+
 class FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
     """gcsfs with retries that end while somebody still waits for the answer."""
 
@@ -59,14 +80,6 @@ class FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
     def requests_timeout(self, value: object) -> None:
         """gcsfs sets it to None; ours depends on the request."""
 
-    async def _set_session(self) -> Any:
-        session = await super()._set_session()
-        if getattr(session, "_retry_connection", False):
-            # aiohttp would send a deletion whose answer was lost once more, in silence. Here it is counted: what is
-            # gone by then has been deleted by ourselves, and not by somebody else.
-            session._retry_connection = False
-        return session
-
     async def _request(self, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
         once = gcsfs.core.GCSFileSystem._request.__wrapped__
         patience, silence = RETRY_SECONDS, READ_SECONDS
@@ -77,9 +90,13 @@ class FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
         SILENCE_SECONDS.set(silence)
         started = time.monotonic()
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            FAILED_TRIES.set(attempt - 1)
+            sent = _Sent()
+            _SENT.set(sent)
             try:
-                answer = await once(self, method, path, *args, **kwargs)
+                try:
+                    answer = await once(self, method, path, *args, **kwargs)
+                finally:
+                    FAILED_TRIES.set(attempt - 1 + max(0, sent.times - 1))
             except Exception as error:
                 pause = pause_seconds(attempt)
                 too_late = time.monotonic() - started + pause > patience
@@ -131,7 +148,12 @@ def open_file_system(options: Mapping[str, Any]) -> FileSystem:
     if chosen["token"] is None and _is_emulator(chosen.get("endpoint_url")):
         chosen["token"] = "anon"  # an emulator knows no accounts; asking for some takes many seconds
     chosen["token"] = _checked_token(chosen["token"])
-    chosen.update(use_listings_cache=False, skip_instance_cache=True)
+    session = chosen.get("session_kwargs") or {}
+    if not isinstance(session, Mapping):
+        raise InvalidOptionError("gs://: the storage option session_kwargs takes a JSON object")
+    session = dict(session)
+    session["trace_configs"] = [*(session.get("trace_configs") or ()), _counting()]
+    chosen.update(use_listings_cache=False, skip_instance_cache=True, session_kwargs=session)
     with patient_only_for_a_moment():
         try:
             return FileSystem(**chosen)

@@ -73,8 +73,8 @@ class GcsConnection(Storage):
             raise ValueError("a web page")
         return headers, contents
 
-    async def _page(self, prefix: str, **params: Any) -> Page:
-        _, contents = await self._call("GET", "b/{}/o", self._bucket, prefix=prefix, fields=PAGE_FIELDS, **params)
+    async def _page(self, prefix: str, *, fields: str = PAGE_FIELDS, **params: Any) -> Page:
+        _, contents = await self._call("GET", "b/{}/o", self._bucket, prefix=prefix, fields=fields, **params)
         try:
             return msgspec.json.decode(contents, type=Page)
         except msgspec.MsgspecError as error:

@@ -41,6 +41,9 @@ class GcsDeletions(GcsConnection):
             if "bucket does not exist" in str(error):
                 raise
             return FAILED_TRIES.get() > 0
+        except FileExistsError:  # the condition does not hold: nor does it once one's own first try has done its work
+            if FAILED_TRIES.get() == 0 or await self._look(key) is not None:
+                raise
         return True
 
     def delete_files(

@@ -28,10 +28,11 @@ from snapctl.storage.gcs.deletions import GcsDeletions
 from snapctl.storage.gcs.listings import GcsListings
 from snapctl.storage.gcs.objects import BucketInfo
 from snapctl.storage.gcs.uploads import GcsUploads
+from snapctl.storage.gcs.walking import GcsWalking
 from snapctl.storage.values import StorageTime
 
 
-class GcsStorage(GcsListings, GcsUploads, GcsDeletions):
+class GcsStorage(GcsListings, GcsWalking, GcsUploads, GcsDeletions):
     """A prefix of a bucket, or the bucket itself."""
 
     def child(self, name: str) -> GcsStorage:
