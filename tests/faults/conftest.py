@@ -36,4 +36,3 @@ def scene(gcs_endpoint: str, proxy: Controlled, monkeypatch: pytest.MonkeyPatch)
     found.fail(None)
     yield found
     found.fail(None)
-    found.settle()
