@@ -400,6 +400,13 @@ def check_relative_path(path: str) -> str:
     return path
 
 
+def parent_paths(path: str) -> Iterator[str]:
+    """The directories that a file lies in, from the inside out, without the root."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
+
+
 def _is_encodable(path: str) -> bool:
     """Whether it stands for bytes: lone surrogates do, as far as they stand for a byte that is not UTF-8."""
     if path.isascii():
