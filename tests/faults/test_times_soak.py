@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from tests.faults.scene import COMMANDS, FAULTS, Fault, Scene, arguments_of
 from tests.support.command import snapctl_here
 from tests.support.results import order_rows, record_row
+from tests.support.servers import Controlled, fault_proxy
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
 
@@ -29,6 +30,13 @@ NAMES = (
     "prune", "Snapshot.save", "Snapshot.restore",
 )  # fmt: skip
 HANG_SECONDS = 150.0
+
+
+@pytest.fixture
+def proxy(gcs_endpoint: str) -> Iterator[Controlled]:
+    """One for each test: what hangs in it goes on for longer than the test."""
+    with fault_proxy(gcs_endpoint) as found:
+        yield found
 
 
 def real(fault: Fault) -> Fault:
