@@ -46,6 +46,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from snapctl.redaction import redact
+
 ManifestProblem = Literal["unparsable", "invalid", "unsupported-version"]
 
 
@@ -53,11 +55,12 @@ class SnapctlError(Exception):
     """The root of all errors that snapctl raises on purpose.
 
     Attributes:
-        message: one line: the fact first, with its values.
+        message: one line: the fact first, with its values, and without secrets.
         hint: what to type or to do next, or None.
     """
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
+        message = redact(message)
         super().__init__(message)
         self.message = message
         self.hint = hint

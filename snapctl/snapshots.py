@@ -23,6 +23,8 @@ class OpenSnapshot:
     manifest: Manifest
     warnings: tuple[str, ...] = ()
     """What was passed over on the way to it."""
+    is_unsure: bool = False
+    """The storage did not let us look at a newer one, which may be the latest."""
 
 
 def open_snapshot(path: str, step: int | None = None, options: Mapping[str, Any] | None = None) -> OpenSnapshot:
@@ -39,5 +41,7 @@ def open_snapshot(path: str, step: int | None = None, options: Mapping[str, Any]
         latest = find_latest(opened)
         passed_over = tuple(f"passed over: {message}" for message in (*latest.unparsable, *latest.not_looked_at))
         storage = opened.storage.child(str(latest.checkpoint.step))
-        return OpenSnapshot(storage, storage.url, latest.checkpoint.step, latest.manifest, passed_over)
+        return OpenSnapshot(
+            storage, storage.url, latest.checkpoint.step, latest.manifest, passed_over, bool(latest.not_looked_at)
+        )
     return OpenSnapshot(opened, opened.url, parse_step(opened.name), read_manifest(opened))

@@ -192,11 +192,12 @@ def _print_nothing(out: Output) -> None:
 def _say_what_was_passed_over(out: Output, found: LatestSearch) -> ExitCode:
     for message in found.unparsable:
         out.warn(f"passed over: {message}")
-    for message in (*found.not_looked_at, *found.checkpoint.unread):
+    problem = found.checkpoint.problem  # its manifest was read; its markers may not be listed
+    missed = (*found.not_looked_at, *found.checkpoint.unread, *([problem] if problem else ()))
+    for message in missed:
         out.warn(f"could not be looked at: {message}")
     for message in found.checkpoint.warnings:
         out.warn(message)
-    missed = (*found.not_looked_at, *found.checkpoint.unread)
     return ExitCode.PARTIAL if missed else ExitCode.OK
 
 

@@ -17,6 +17,7 @@ from snapctl.cli.completion import REQUEST
 from snapctl.cli.exit_codes import ExitCode, code_of
 from snapctl.cli.output import Output, one_line, stdout_errors, write_stderr
 from snapctl.errors import SnapctlError, StorageError
+from snapctl.redaction import redact, remember_arguments
 
 _GLOBAL_FLAGS = ("--debug", "--no-progress")
 _SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
@@ -62,6 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         return answer(arguments[1:])
     if not sys.warnoptions:  # what libraries have to say to developers is nothing for stderr
         warnings.simplefilter("ignore")
+    remember_arguments(arguments)
     options, literal = _split_at_double_dash(arguments)
     debug = "--debug" in options
     out = Output(as_json="--json" in options, progress="--no-progress" not in options)
@@ -150,7 +152,7 @@ def _show_traceback(error: BaseException) -> None:
     """Plain, and without the values of local variables, which may be secrets."""
     import traceback
 
-    for line in "".join(traceback.format_exception(error)).splitlines():
+    for line in redact("".join(traceback.format_exception(error))).splitlines():
         write_stderr(line)
 
 

@@ -12,6 +12,7 @@ import typer
 from snapctl.checkpoints import parse_step
 from snapctl.durations import parse_duration as parse_duration
 from snapctl.errors import InvalidOptionError
+from snapctl.redaction import remember_secrets
 
 SaveDirArgument = Annotated[
     str, typer.Argument(metavar="SAVE_DIR", help="The directory that holds the checkpoints: a local path or a URL.")
@@ -87,6 +88,7 @@ def parse_storage_options(pairs: list[str] | None) -> dict[str, Any]:
         if not equals or not key:
             raise InvalidOptionError("--storage-option takes KEY=VALUE")
         options[key] = _storage_value(key, value)
+    remember_secrets(options)
     return options
 
 

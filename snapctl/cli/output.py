@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from snapctl.errors import InvalidOptionError, NoSpaceError, RefusedError, SnapctlError, StorageError
 from snapctl.markers import json_number
+from snapctl.redaction import redact
 
 MIN_COLUMN = 8
 SHORT_WORD = 12
@@ -158,7 +159,7 @@ class Output:
     def warn(self, message: str) -> None:
         """Something that the user should know though the answer stands. With ``--json`` it goes into the document."""
         if self.as_json:
-            self.warnings.append(message)
+            self.warnings.append(redact(message))
         else:
             self.flush()  # it comes after what it speaks of
             write_stderr(f"warning: {one_line(message)}")
@@ -275,7 +276,8 @@ def stdout_errors() -> Iterator[None]:
 
 
 def write_stderr(line: str) -> None:
-    """A line on stderr. If that is gone there is nobody left to tell."""
+    """A line on stderr, without secrets. If that is gone there is nobody left to tell."""
+    line = redact(line)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         text = line.encode(encoding, "backslashreplace").decode(encoding)

@@ -113,7 +113,7 @@ def command(
         )
         say_found(out, chosen, content)
         deliver(Delivery(out, reader, snapshot, content), chosen, to)
-    return ExitCode.OK
+    return ExitCode.PARTIAL if snapshot.is_unsure else ExitCode.OK
 
 
 # -- the command line ------------------------------------------------------------------------------------------------

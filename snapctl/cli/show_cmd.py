@@ -92,7 +92,8 @@ def command(
     summary = summarize(manifest)
     if summary.size_bytes is None:
         summary = summarize(manifest, _blob_sizes(out, storage))
-    for warning in (*found.warnings, *found.unread):
+    problem = found.problem  # its manifest was read; its markers may not be listed
+    for warning in (*found.warnings, *found.unread, *([problem] if problem else ())):
         out.warn(warning)
     code = ExitCode.PARTIAL if missed or found.unread or found.state == "unreadable" else ExitCode.OK
     if depth is not None:
@@ -126,8 +127,6 @@ def _open(
         return storage, latest.checkpoint, latest.manifest, bool(latest.not_looked_at)
     manifest = read_manifest(opened)
     found = look_at_checkpoint(opened)
-    if found.problem is not None:
-        out.warn(found.problem)
     return opened, found, manifest, False
 
 

@@ -49,7 +49,8 @@ __all__ = [
 ]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+._-]*(?:::[^/]*)?)://")
-_PASSWORD = re.compile(r"[^/@]*:[^/@]*@")
+_PASSWORD = re.compile(r"[^/@]*:[^/]*@")
+_SIGNATURE = re.compile(r"[?&](X-Goog-Signature|X-Amz-Signature|Signature|sig|access_token)=", re.IGNORECASE)
 _LOCAL_SCHEMES = ("file", "local")
 
 
@@ -60,7 +61,7 @@ def split_url(path: str) -> tuple[str, str]:
     remote one are never doubled and never stand at the end.
 
     Raises:
-        InvalidPathError: it is empty, has a NUL in it, or chains several file systems.
+        InvalidPathError: it is empty, has a NUL or a secret in it, or chains several file systems.
     """
     if not path or "\0" in path:
         raise InvalidPathError(f"not a path: {path!r}")
@@ -74,6 +75,8 @@ def split_url(path: str) -> tuple[str, str]:
         return "file", rest or "/"
     if _PASSWORD.match(rest):
         raise InvalidPathError(f"{scheme}://…: a URL with a password in it would be shown: use --storage-option")
+    if _SIGNATURE.search(rest):
+        raise InvalidPathError(f"{scheme}://…: a signed URL would be shown, and names no directory")
     if rest.startswith("/") and scheme in ("gs", "gcs"):
         raise InvalidPathError(f"{path}: names no bucket")  # an empty variable, perhaps: never somebody's bucket
     return {"gcs": "gs"}.get(scheme, scheme), "/".join(part for part in rest.split("/") if part)

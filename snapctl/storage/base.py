@@ -25,6 +25,7 @@ from snapctl.errors import (
     StorageNotFoundError,
     UnavailableError,
 )
+from snapctl.redaction import remember_secrets
 from snapctl.storage.running import collect_errors, run_parallel
 from snapctl.storage.values import (
     DeletedFiles,
@@ -422,20 +423,23 @@ _OURS = ("asynchronous", "loop", "self", "skip_instance_cache", "use_listings_ca
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuses options for fsspec that would take the file system out of our hands.
+    """Refuses options for fsspec that would take the file system out of our hands, and notes which are secret.
 
     Raises:
         InvalidOptionError: one of them is there.
     """
+    remember_secrets(options)
     for name in _OURS:
         if name in options:
             raise InvalidOptionError(f"the storage option {name!r} is not for users to set")
 
 
 def hide_values(text: str, options: Mapping[str, Any]) -> str:
-    """A message without the values of options, which may be secrets."""
+    """A message without the values of options, whatever they are."""
     for value in options.values():
-        if isinstance(value, str) and len(value) > 3:
+        if isinstance(value, Mapping):
+            text = hide_values(text, value)
+        elif isinstance(value, str) and len(value) > 3:
             text = text.replace(value, "…")
     return text
 

@@ -21,6 +21,7 @@ from snapctl.errors import (
     StorageNotFoundError,
     UnavailableError,
 )
+from snapctl.redaction import remember_secrets
 from snapctl.storage.base import Storage, check_length, check_options, check_relative_path, hide_values, not_found
 from snapctl.storage.local_paths import TEMPORARY_MARK
 from snapctl.storage.values import FileInfo, Listing, ScannedDir
@@ -52,6 +53,7 @@ def open_generic(scheme: str, rest: str, options: Mapping[str, Any]) -> GenericS
         raise InvalidPathError(f"{scheme}://{rest}: unknown scheme {scheme!r}") from error
     url = f"{scheme}://{rest}"
     check_options(options)
+    remember_secrets(fsspec.config.conf.get(scheme, {}))
     try:
         inferred = kind._get_kwargs_from_urls(url)
         file_system = kind(**{**inferred, **options, "skip_instance_cache": True, "use_listings_cache": False})

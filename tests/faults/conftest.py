@@ -20,11 +20,11 @@ def proxy(gcs_endpoint: str) -> Iterator[Controlled]:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patience with the storage is some hundredths of what it is; the proportions are the same."""
-    monkeypatch.setattr(client, "READ_SECONDS", 0.2)
-    monkeypatch.setattr(client, "BATCH_SECONDS", 0.25)
-    monkeypatch.setattr(client, "UPLOAD_SECONDS", 0.25)
-    monkeypatch.setattr(client, "RETRY_SECONDS", 0.15)
+    """Patience with the storage is a tenth of what it is, and less."""
+    monkeypatch.setattr(client, "READ_SECONDS", 1.0)
+    monkeypatch.setattr(client, "BATCH_SECONDS", 1.1)
+    monkeypatch.setattr(client, "UPLOAD_SECONDS", 1.2)
+    monkeypatch.setattr(client, "RETRY_SECONDS", 0.9)
     monkeypatch.setattr(client, "FIRST_PAUSE_SECONDS", 0.002)
 
 
@@ -36,4 +36,3 @@ def scene(gcs_endpoint: str, proxy: Controlled, monkeypatch: pytest.MonkeyPatch)
     found.fail(None)
     yield found
     found.fail(None)
-    found.settle()

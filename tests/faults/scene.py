@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -37,27 +38,37 @@ class Fault:
     passes: bool
     """The next try may succeed, and one failure of it must not be noticed."""
     is_slow: bool = False
+    stands_for: Sequence[str] = ()
+    """Others that go the same way, but for a number."""
 
 
 FAULTS = (
     Fault("401", _status(401, "Request had invalid authentication credentials.", "authError"), 4, False),
-    Fault("403", _status(403, "sa@example.iam does not have access to the bucket.", "forbidden"), 4, False),
+    Fault(
+        "403",
+        _status(403, "sa@example.iam does not have access to the bucket.", "forbidden"),
+        4,
+        False,
+        stands_for=["401", "412"],
+    ),
     Fault("404", _status(404, "The specified bucket does not exist.", "notFound"), 3, False),
     Fault("408", _status(408, "Request timeout."), 4, True),
     Fault("412", _status(412, "At least one of the pre-conditions you specified did not hold."), 4, False),
     Fault("429", _status(429, "The project exceeded the rate limit.", "rateLimitExceeded"), 4, True),
     Fault("500", _status(500, "Internal Error."), 4, True),
     Fault("502", {"status": 502, "body": "Bad Gateway", "headers": {"Content-Type": "text/plain"}}, 4, True),
-    Fault("503", _status(503, "Service Unavailable."), 4, True),
+    Fault("503", _status(503, "Service Unavailable."), 4, True, stands_for=["408", "429", "500", "502"]),
     Fault("dropped", {"drop": True}, 4, True),
-    Fault("lost answer", {"lose": True}, 4, True),
-    Fault("hang", {"hang": 0.4, "drop": True}, 4, False, is_slow=True),
-    Fault("late", {"hang": 0.35}, 4, False, is_slow=True),
+    Fault("lost answer", {"lose": True}, 4, True, stands_for=["dropped"]),
+    Fault("hang", {"hang": 1.4, "drop": True}, 4, False, is_slow=True, stands_for=["late"]),
+    Fault("late", {"hang": 1.2}, 4, False, is_slow=True),
     Fault("cut body", {"cut": 0.5}, 4, True),
     Fault("short body", {"short": 0.5}, 4, False),
     Fault("HTML with 200", {"status": 200, "body": HTML, "headers": {"Content-Type": "text/html"}}, 4, False),
 )
-BY_NAME = {fault.name: fault for fault in FAULTS}
+EVERY = bool(os.environ.get("SNAPCTL_EVERY_FAULT"))
+"""Every fault at every request, as the soak has it; otherwise those that stand for their kind, at some."""
+CHOSEN = [fault for fault in FAULTS if EVERY or not any(fault.name in other.stands_for for other in FAULTS)]
 
 
 @dataclass(frozen=True)
@@ -179,8 +190,7 @@ class Scene:
         faults = [] if fault is None else [{"match": match, "skip": skip, **fault.proxy}]
         if count is not None and faults:
             faults[0]["n"] = count
-        self.proxy.configure(faults=faults)
-        self.proxy.reset()
+        self.proxy.configure(faults=faults, reset=True)
 
     def settle(self) -> int:
         """Waits until the proxy has nothing more to do; how many requests there were since `fail`."""
@@ -195,9 +205,9 @@ def arguments_of(command: Command, scene: Scene, tmp: pathlib.Path) -> list[str]
     return [argument.format(run=scene.run, tmp=tmp) for argument in command.arguments]
 
 
-def positions(total: int, fault: Fault, *, every: bool) -> list[int]:
+def positions(total: int, fault: Fault) -> list[int]:
     """Which requests of so many are hit first: all of them, or some; fewer where each takes its time."""
-    if every:
+    if EVERY:
         return list(range(total))
-    some = {total // 2, total - 1} if fault.is_slow else {0, 1, total // 3, total * 2 // 3, total - 1}
+    some = {total // 2} if fault.is_slow else {1, total // 3, total * 2 // 3, total - 1}
     return sorted(position for position in some if 0 <= position < total)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,11 +17,10 @@ from snapctl.errors import RestoreError, SaveError, SnapctlError, StorageError  
 from snapctl.saving import saver  # noqa: E402
 from snapctl.storage import open_storage  # noqa: E402
 from snapctl.verification.wholeness import check_whole, list_checkpoint  # noqa: E402
-from tests.faults.scene import FAULTS, Fault, Scene, positions  # noqa: E402
+from tests.faults.scene import CHOSEN, FAULTS, Fault, Scene, positions  # noqa: E402
 from tests.support.results import add_facts  # noqa: E402
 
-EVERY_POSITION = bool(os.environ.get("SNAPCTL_EVERY_FAULT"))
-each_fault = pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
+each_fault = pytest.mark.parametrize("fault", CHOSEN, ids=[fault.name for fault in CHOSEN])
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("hasty")]
 
@@ -79,7 +77,7 @@ def test_a_save_is_whole_or_not_there(scene: Scene, fault: Fault) -> None:
     before = scene.listed()
     total = requests_of(scene, lambda: save(scene))
     for count in (None, 1):
-        for position in positions(total, fault, every=EVERY_POSITION):
+        for position in positions(total, fault):
             what = f"{fault.name}, {count or 'all'} from request {position} of {total}"
             scene.reset(before=before)
             before = scene.listed()
@@ -123,7 +121,7 @@ def test_a_restore_is_right_or_says_what_it_left(scene: Scene, fault: Fault) -> 
     before = scene.listed()
     total = requests_of(scene, lambda: restore(scene, state(0.0)))
     for count in (None, 1):
-        for position in positions(total, fault, every=EVERY_POSITION):
+        for position in positions(total, fault):
             what = f"{fault.name}, {count or 'all'} from request {position} of {total}"
             scene.fail(fault, skip=position, count=count)
             wanted = state(0.0)

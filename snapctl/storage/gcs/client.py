@@ -16,6 +16,7 @@ from snapctl.errors import (
     InvalidOptionError,
     StorageError,
 )
+from snapctl.redaction import remember_secrets
 from snapctl.storage.base import check_options, hide_values
 from snapctl.storage.gcs.dependencies import aiohttp, fsspec_conf, gcsfs, google, patient_only_for_a_moment, requests
 from snapctl.storage.gcs.errors import one_line
@@ -147,6 +148,7 @@ def open_file_system(options: Mapping[str, Any]) -> FileSystem:
         chosen["token"] = fsspec_conf.get("gs", {}).get("token", fsspec_conf.get("gcs", {}).get("token"))
     if chosen["token"] is None and _is_emulator(chosen.get("endpoint_url")):
         chosen["token"] = "anon"  # an emulator knows no accounts; asking for some takes many seconds
+    remember_secrets({"token": chosen["token"]})
     chosen["token"] = _checked_token(chosen["token"])
     session = chosen.get("session_kwargs") or {}
     if not isinstance(session, Mapping):

@@ -62,11 +62,12 @@ class GcsStorage(GcsListings, GcsWalking, GcsUploads, GcsDeletions):
         if end <= start:
             return b""
         try:
-            _, data = self._run(self._get(path, version, {"Range": f"bytes={start}-{end - 1}"}), path)
+            headers, data = self._run(self._get(path, version, {"Range": f"bytes={start}-{end - 1}"}), path)
         except StorageError as error:
             if getattr(error.__cause__, "code", None) != 416:
                 raise
-            data = b""  # it begins past the end
+            headers, data = {}, b""  # it begins past the end
+        self._check_whole(path, headers, data)
         if len(data) > end - start:  # a server that ignores ranges
             data = data[start:end]
         check_length(len(data), end - start, url=self.url_of(path), start=start)
@@ -74,9 +75,12 @@ class GcsStorage(GcsListings, GcsWalking, GcsUploads, GcsDeletions):
 
     def read(self, path: str, *, version: str = "") -> bytes:
         headers, data = self._run(self._get(path, version), path)
+        self._check_whole(path, headers, data)
+        return data
+
+    def _check_whole(self, path: str, headers: Mapping[str, str], data: bytes) -> None:
         if not _is_whole(headers, data):
             raise UnavailableError(f"{self.url_of(path)}: was cut off or changed on its way", url=self.url_of(path))
-        return data
 
     # -- the server itself -------------------------------------------------------------------------------------
 
@@ -108,10 +112,13 @@ class GcsStorage(GcsListings, GcsWalking, GcsUploads, GcsDeletions):
 
 
 def _is_whole(headers: Mapping[str, str], data: bytes) -> bool:
-    """Whether an object arrived as it is stored, as far as the answer tells. Half a manifest, or half a marker, could
-    otherwise be taken for what a dead writer has left."""
+    """Whether an object, or a range of it, arrived as it is stored, as far as the answer tells. Half a manifest or half
+    a blob could otherwise be taken for what a dead writer has left."""
     if headers.get("x-goog-stored-content-encoding", "identity") != "identity":
-        return True  # its checksum is that of what is stored
+        return True  # length and checksum are those of what is stored
+    part = re.match(r"bytes (\d+)-(\d+)/", headers.get("content-range", ""))
+    if part is not None:
+        return len(data) == int(part[2]) - int(part[1]) + 1
     hashes = ",".join(headers.getall("x-goog-hash", []) if hasattr(headers, "getall") else [])
     found = re.search(r"crc32c=([A-Za-z0-9+/]{6}==)", hashes)
     if found is None:
