@@ -53,6 +53,17 @@ def hesitant(place: SaveDir, monkeypatch: pytest.MonkeyPatch) -> SaveDir:
 
 
 def test_what_was_claimed_or_pinned_is_never_deleted(hesitant: SaveDir) -> None:
+    def prune() -> None:
+        (prepared,) = prepare([hesitant.url], Policy(keep_last=1), dry_run=False)
+        carry_out(prepared)
+
+    usual = 60.0  # seconds that a prune takes: claims come at any moment of it, however fast the machine is
+    for _ in range(3):
+        for step in (*STEPS, 40):
+            write_checkpoint(hesitant.write, step)
+        began = time.perf_counter()
+        prune()
+        usual = min(usual, time.perf_counter() - began)
     kept = deleted = 0
     for round_number in range(15):
         for step in (*STEPS, 40):
@@ -61,7 +72,7 @@ def test_what_was_claimed_or_pinned_is_never_deleted(hesitant: SaveDir) -> None:
 
         def claim(step: int, held: set[int] = held, number: int = round_number) -> None:
             storage = open_storage(f"{hesitant.url}/{step}")
-            time.sleep(random.random() * 0.03)
+            time.sleep(random.random() * usual * 1.2)
             try:
                 if step == 30:
                     pin(storage)
@@ -70,10 +81,6 @@ def test_what_was_claimed_or_pinned_is_never_deleted(hesitant: SaveDir) -> None:
                 held.add(step)
             except (RefusedError, CheckpointNotFoundError):
                 pass
-
-        def prune() -> None:
-            (prepared,) = prepare([hesitant.url], Policy(keep_last=1), dry_run=False)
-            carry_out(prepared)
 
         threads = [threading.Thread(target=prune), *(threading.Thread(target=claim, args=(step,)) for step in STEPS)]
         for thread in threads:
@@ -91,7 +98,7 @@ def test_what_was_claimed_or_pinned_is_never_deleted(hesitant: SaveDir) -> None:
             if names:
                 hesitant.delete_dir(str(step))
         kept += len(held)
-    assert kept >= 5
+    assert kept >= 3
     assert deleted >= 3
 
 
