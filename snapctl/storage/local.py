@@ -12,6 +12,7 @@ from threading import Event
 from snapctl.errors import (
     InvalidPathError,
     PreconditionError,
+    RefusedError,
     StorageError,
 )
 from snapctl.storage.base import Storage, check_length, check_relative_path
@@ -206,14 +207,23 @@ class LocalStorage(Storage):
             raise translate_os_error(error, full) from error
 
     def _check_confined(self, path: str) -> None:
+        if self._leads_out(path):
+            raise InvalidPathError(f"{self._file(path)}: leads out of {self.url} through a symbolic link")
+
+    def _check_parents(self, path: str) -> None:
+        """Nothing is written or deleted outside, whatever somebody has put in the place of a directory."""
+        parent, slash, _ = path.rpartition("/")
+        if slash and self._leads_out(parent):
+            raise RefusedError(f"{self._file(parent)}: leads out of {self.url} through a symbolic link: left alone")
+
+    def _leads_out(self, path: str) -> bool:
         full = self.url
         for part in path.split("/"):
             full = os.path.join(full, part)
             if os.path.islink(full):
                 root = os.path.realpath(self.url)
-                if os.path.commonpath([root, os.path.realpath(self._file(path))]) != root:
-                    raise InvalidPathError(f"{self._file(path)}: leads out of {self.url} through a symbolic link")
-                return
+                return os.path.commonpath([root, os.path.realpath(self._file(path))]) != root
+        return False
 
     def write(
         self,
@@ -225,6 +235,7 @@ class LocalStorage(Storage):
         durable: bool = True,
     ) -> FileInfo:
         full = self._file(path)
+        self._check_parents(path)
         if exclusive and not durable:
             return self._create(path, data)
         try:
@@ -253,6 +264,7 @@ class LocalStorage(Storage):
 
     def write_blob(self, path: str, data: bytes | memoryview, *, durable: bool = True) -> FileInfo:
         full = self._file(path)
+        self._check_parents(path)
         try:
             self._make_parents(path, durable=False)
             for attempt in range(_BLOB_ATTEMPTS):
@@ -312,6 +324,7 @@ class LocalStorage(Storage):
 
     def delete(self, path: str, *, version: str = "") -> bool:
         full = self._file(path)
+        self._check_parents(path)
         try:
             if version:
                 check_version(full, version)
@@ -365,6 +378,8 @@ class LocalStorage(Storage):
 
     def delete_empty_dirs(self, path: str = "") -> None:
         full = self._full(path)
+        if path and self._leads_out(path):
+            return
         for directory, _, _ in os.walk(full, topdown=False):
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
