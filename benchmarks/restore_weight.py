@@ -165,10 +165,12 @@ BENCHMARKS = {"slab": bench_slab, "dense": bench_dense, "sharded": bench_sharded
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("which", nargs="*", choices=list(BENCHMARKS))
+    parser.add_argument("which", nargs="*", metavar="{" + ",".join(BENCHMARKS) + "}")
     parser.add_argument("--directory", type=pathlib.Path, default=pathlib.Path(tempfile.gettempdir()))
     parser.add_argument("--rounds", type=int, default=5)
     chosen = parser.parse_args()
+    if unknown := set(chosen.which) - set(BENCHMARKS):
+        parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
     for name in chosen.which or BENCHMARKS:
         BENCHMARKS[name](chosen.directory, chosen.rounds)
 

@@ -31,7 +31,6 @@
     ├── RestoreError                (RuntimeError)       a checkpoint does not fit the state, or a restore broke off
     │   ├── RestoreDamagedError     (DamagedError)       … since the checkpoint is damaged
     │   └── RestoreRefusedError     (RefusedError)       … since objects would have to be unpickled
-    └── DeadlineError               (TimeoutError)       waited in vain
     ├── DeadlineError               (TimeoutError)       waited in vain
     │   └── EvaluationTimeoutError                       some evaluators have not marked the checkpoint
     ├── FailureReportedError                             the file that reports a failure has appeared

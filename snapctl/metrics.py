@@ -57,7 +57,8 @@ def metric_value(checkpoint: Checkpoint, spec: MetricSpec, *, named: bool | None
         values = [m.metrics[name] for m in checkpoint.markers if m.partition == partition and name in m.metrics]
     else:
         carriers = [marker for marker in checkpoint.markers if spec.text in marker.metrics]
-        _check_one_partition([marker.partition for marker in carriers], spec)
+        if len(carriers) > 1:
+            _check_one_partition([marker.partition for marker in carriers], spec)
         values = [marker.metrics[spec.text] for marker in carriers]
     return values[0] if values and math.isfinite(values[0]) else None
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from snapctl.errors import InvalidPathError, OutputExistsError, PermissionDeniedError, StorageError
 from snapctl.storage import split_url
-from snapctl.storage.local_paths import absolute_path, translate_os_error
+from snapctl.storage.local_paths import NOT_THERE, absolute_path, translate_os_error
 from snapctl.storage.unfinished import UnfinishedFile, remove_litter
 
 FLUSH_BYTES = 64 << 20
@@ -42,12 +42,16 @@ def check_output_path(path: str, *, force: bool) -> str:
     if split_url(path)[0] != "file":
         raise InvalidPathError(f"{path}: the output must be a local file")
     shown = absolute_path(split_url(path)[1])
+    if path.endswith(("/", "/.")):
+        raise InvalidPathError(f"{path}: names a directory, not a file")
     full = os.path.realpath(shown)
     try:
         found = os.stat(full)
     except FileNotFoundError:
         found = None
     except OSError as error:
+        if error.errno in NOT_THERE:  # a name that is too long, a file on the way: no answer to a question is missing
+            raise StorageError(f"{shown}: {error.strerror}", url=shown) from error
         raise translate_os_error(error, shown) from error
     if found is not None and not stat.S_ISREG(found.st_mode):
         kind = "a directory" if stat.S_ISDIR(found.st_mode) else "not a regular file"

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from snapctl.errors import NoSpaceError, SaveError, StorageError, UnavailableError
 from snapctl.save_record import SAVE_RECORD_PATH, BlobSum, RankTimings, SaveRecord, parse_save_record
 from snapctl.saving.commit import (
+    announce,
     blob_sum,
+    check_alone,
     check_visible,
     clear_step,
     commit,
@@ -20,6 +22,7 @@ from snapctl.saving.commit import (
     encode_manifest,
     merge_blobs,
     plan_old_blobs,
+    withdraw,
 )
 from snapctl.storage import FileInfo, LocalStorage
 
@@ -67,6 +70,46 @@ def test_the_manifest_goes_before_anything_else(tmp_path: pathlib.Path, monkeypa
 def test_clearing_a_step_that_is_not_there_makes_its_directory(tmp_path: pathlib.Path) -> None:
     assert clear_step(LocalStorage(str(tmp_path / "a/b/1"))) == []
     assert (tmp_path / "a/b/1").is_dir()
+
+
+@pytest.mark.parametrize("target", ["checkpoint", "nothing"])
+def test_a_step_that_is_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path: pathlib.Path, target: str) -> None:
+    kept = {".snapshot_metadata", "0/m/w", "evaled_by/val_DONE", ".snapctl/save.json"}
+    make_files(tmp_path / "checkpoint", *kept)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/1").symlink_to(tmp_path / target)
+    assert clear_step(LocalStorage(str(tmp_path / "run/1"))) == []
+    assert (tmp_path / "run/1").is_dir() and not (tmp_path / "run/1").is_symlink()
+    assert files_in(tmp_path / "checkpoint") == kept and not (tmp_path / "nothing").exists()
+
+
+def test_links_to_directories_inside_a_step_are_not_written_through(tmp_path: pathlib.Path) -> None:
+    make_files(tmp_path / "other", "0/m/w")
+    storage = make_files(tmp_path / "1", ".snapshot_metadata", "batched/x")
+    (tmp_path / "1/0").symlink_to(tmp_path / "other/0")
+    (tmp_path / "1/batched/y").symlink_to("x")
+    assert {file.path for file in clear_step(storage)} == {"batched/x", "batched/y"}
+    assert not (tmp_path / "1/0").is_symlink() and files_in(tmp_path / "other") == {"0/m/w"}
+
+
+# -- who saves -------------------------------------------------------------------------------------------------------
+
+
+def test_a_save_that_another_one_has_overtaken_is_told(tmp_path: pathlib.Path) -> None:
+    storage = LocalStorage(str(tmp_path / "1"))
+    clear_step(storage)
+    first = announce(storage)
+    check_alone(storage, first)
+    clear_step(storage)
+    with pytest.raises(SaveError, match=r"another save into .*/1 has begun meanwhile"):
+        check_alone(storage, first)
+    second = announce(storage)
+    with pytest.raises(SaveError, match="another save"):
+        check_alone(storage, first)
+    withdraw(storage, first)
+    check_alone(storage, second)
+    withdraw(storage, second)
+    assert files_in(tmp_path / "1") == set()
 
 
 # -- the manifest's bytes --------------------------------------------------------------------------------------------
@@ -178,6 +221,7 @@ def test_a_manifest_that_may_still_arrive_is_unknown(blind: bool, tmp_path: path
 def test_a_manifest_that_was_refused_is_not_there(tmp_path: pathlib.Path) -> None:
     with pytest.raises(NoSpaceError):
         commit(Flaky(str(tmp_path), NoSpaceError("full"), written=False), b"{}", record(b"{}"))
+    assert files_in(tmp_path) == set()  # nor is a record of what was not saved
 
 
 # -- old blobs -------------------------------------------------------------------------------------------------------

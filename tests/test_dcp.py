@@ -25,6 +25,7 @@ from snapctl import Snapshot  # noqa: E402
 from snapctl.dcp import StorageReader  # noqa: E402
 from snapctl.errors import NotFoundError  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.repository import require_repository  # noqa: E402
 from tests.support.servers import Bucket  # noqa: E402
 from tests.support.sharded import boxes_by_rank, holds, sharded  # noqa: E402
 from tests.support.stored import raw, same_bytes  # noqa: E402
@@ -246,6 +247,7 @@ def test_a_reader_can_be_used_again_and_for_another_checkpoint(tmp_path: pathlib
 def test_the_example_of_the_documentation_runs_as_it_stands(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    require_repository()
     model, optimizer = trained()
     Snapshot(tmp_path / "run", {"model": model, "optimizer": optimizer}).save(100).wait()
     text = (pathlib.Path(__file__).parents[1] / "docs/dcp.md").read_text()

@@ -24,7 +24,7 @@ from tests.support.saves import (
     steps_that_look_complete,
     write_claim,
 )
-from tests.support.servers import Bucket
+from tests.support.servers import Bucket, Controlled
 from tests.support.snapshots import write_checkpoint
 from tests.support.watched import CHANGES, Killed, Watch
 
@@ -440,6 +440,19 @@ def test_if_the_answer_was_lost_and_the_manifest_is_gone_it_goes_on(save_dir: Sa
     assert below(save_dir, 100) == []
 
 
+def test_an_answer_that_is_lost_on_the_way_does_not_look_like_a_deletion_by_another(
+    proxied: tuple[Bucket, Controlled],
+) -> None:
+    bucket, proxy = proxied
+    save_dir = GcsSaveDir(bucket)
+    fill(save_dir, 100, 200)
+    lost = {"match": r"100%2F.snapshot_metadata(\?|$)", "method": "DELETE", "lose": True, "n": 1}
+    prepared = prepare_watched(save_dir, Watch(), keep_last=(1,))
+    proxy.configure(faults=[lost])
+    assert outcome_of(carry_out(prepared), 100).status == "deleted", "aiohttp itself asks again, and gets a 404"
+    assert below(save_dir, 100) == []
+
+
 def test_if_nobody_can_tell_whether_the_manifest_is_gone_the_announcement_stays(save_dir: SaveDir) -> None:
     fill(save_dir, 100, 200)
     watch = Watch()
@@ -579,6 +592,21 @@ def test_the_remains_of_a_dead_save_go_by_the_same_protocol(local: LocalSaveDir)
     assert below(local, 50) == []
 
 
+def test_what_is_being_copied_with_its_old_times_is_no_remains(local: LocalSaveDir) -> None:
+    fill(local, 100)
+    dead_save(local)
+    os.utime(local.root / "50" / "0")  # as cp -a and rsync -a leave it while they are at it
+    result = prune_remains(local, Watch())
+    assert result.outcomes == {}, "a copy that goes on would end complete, and without its first blobs"
+    (row,) = [row for row in result.prepared.plan.rows if row.step == 50]
+    assert row.reasons[0].startswith("incomplete, changed ")
+    dead_save(local)
+    watch = Watch()
+    prepared = prepare_watched(local, watch, keep_last=(1,), incomplete_older_than="1d")
+    watch.once("list_tree", "50", lambda: os.utime(local.root / "50" / "0"))
+    assert outcome_of(carry_out(prepared), 50).status == "left"
+
+
 def revive(local: LocalSaveDir) -> None:
     local.write("50/0/c", b"alive")
 
@@ -619,7 +647,7 @@ def test_killed_at_any_step_the_remains_go_in_the_next_run(local: LocalSaveDir, 
         with pytest.raises(Killed):
             carry_out(prepared)
         if (local.root / "50" / DELETING).exists() and (local.root / "50" / MANIFEST).exists():
-            local.age(f"50/{DELETING}", 2 * 86400)  # announced beside an (empty) manifest: for an hour another's
+            local.age("50", 2 * 86400)  # announced beside an (empty) manifest: for an hour another's
         prune_remains(local, Watch())
         assert below(local, 50) in ([], ["50/"])
 

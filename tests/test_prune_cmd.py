@@ -450,6 +450,57 @@ def test_what_is_not_as_planned_is_left_alone_with_6_and_the_others_go_on(
     assert f"warning: {local.url}/10: left alone: " in done.stderr
 
 
+@pytest.mark.parametrize(
+    "options",
+    [("--keep-best", "val/typo:min:1"), ("--keep-last", "1", "--max-delete", "1")],
+    ids=["a rule that keeps nothing", "a limit"],
+)
+def test_a_plan_that_a_guard_refused_is_not_carried_out_later_either(
+    snapctl: Run, local: LocalSaveDir, tmp_path: pathlib.Path, options: tuple[str, ...]
+) -> None:
+    file = tmp_path / "refused.jsonl"
+    assert snapctl("prune", local.url, *options, "--plan", str(file)).code == 6
+    assert any(line["action"] == "delete" for line in lines_of(file))
+    done = snapctl("prune", local.url, "--apply", str(file), "--yes")
+    assert done.code == 6
+    assert "the plan was refused when it was made: " in done.stderr
+    assert len(steps(local)) == 5
+
+
+def edit_plan(file: pathlib.Path, step: int, **facts: object) -> None:
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps({**line, **facts} if line["step"] == step else line) + "\n" for line in lines))
+
+
+def test_a_plan_cannot_have_a_sound_checkpoint_deleted_as_what_a_dead_save_left(
+    snapctl: Run, local: LocalSaveDir, planned: pathlib.Path
+) -> None:
+    local.age("10", 3 * 86400)
+    assert snapctl("prune", local.url, "--keep-last", "2", "--plan", str(planned)).code == 0
+    edit_plan(planned, 10, how="incomplete", incomplete_older_than_seconds=7200)
+    done = snapctl("prune", local.url, "--apply", str(planned), "--yes")
+    assert done.code == 6
+    assert steps(local) == [10, 40, 50]
+    assert f"warning: {local.url}/10: left alone: not as planned: it is complete" in done.stderr
+
+
+@pytest.mark.parametrize("content", [None, b""], ids=["no manifest", "an empty one"])
+@pytest.mark.parametrize("how", ["complete", "interrupted", None])
+def test_a_plan_cannot_have_a_running_save_deleted_as_a_complete_checkpoint(
+    snapctl: Run, local: LocalSaveDir, planned: pathlib.Path, content: bytes | None, how: str | None
+) -> None:
+    local.delete(f"10/{MANIFEST}")
+    if content is not None:
+        local.write(f"10/{MANIFEST}", content)
+    assert snapctl("prune", local.url, "--keep-last", "2", "--plan", str(planned)).code == 0
+    edit_plan(planned, 10, action="delete", how=how)
+    before = local.names()
+    done = snapctl("prune", local.url, "--apply", str(planned), "--yes")
+    assert done.code == 6, done.stderr
+    assert [name for name in local.names() if name.startswith("10/")] == [n for n in before if n.startswith("10/")]
+    assert "left alone: not as planned: it is incomplete" in done.stderr
+
+
 def test_the_newest_is_judged_anew_when_a_plan_is_carried_out(
     snapctl: Run, local: LocalSaveDir, planned: pathlib.Path
 ) -> None:
@@ -601,6 +652,35 @@ def test_what_may_not_be_entered_is_kept_and_said_with_5(snapctl: Run, local: Lo
     assert done.code == 5
     assert steps(local) == [10, 20, 30, 50], "a naive prune takes what it may not read for incomplete"
     assert done.stderr.count("kept: could not be looked at: ") == 3
+
+
+def test_remains_whose_marker_may_not_be_read_are_left_in_the_plan_and_in_the_act(
+    snapctl: Run, local: LocalSaveDir
+) -> None:
+    local.delete(f"10/{MANIFEST}")
+    local.write("10/evaled_by/val_DONE", b"{}")
+    local.age("10", 3 * 86400)
+    os.chmod(local.root / "10" / "evaled_by" / "val_DONE", 0)
+    for last in ("--dry-run", "--yes"):
+        arguments = ("--keep-last", "4", "--incomplete-older-than", "1d", "--json", last)
+        done = snapctl("prune", local.url, *arguments, before=unprivileged())
+        assert done.code == 5
+        assert done.json["delete"] == []
+        (left,) = done.json["left_alone"]
+        assert left["step"] == 10
+        assert "could not be looked at" in left["reason"]
+
+
+def test_a_directory_whose_links_nobody_may_see_is_named(snapctl: Run, local: LocalSaveDir) -> None:
+    (local.root / "picks").mkdir()
+    os.symlink("../10", local.root / "picks" / "best")
+    os.chmod(local.root / "picks", 0)
+    try:
+        done = snapctl("prune", local.url, "--keep-last", "4", "--yes", before=unprivileged())
+    finally:
+        os.chmod(local.root / "picks", 0o755)
+    assert done.code == 0
+    assert f"{local.url}/picks: Permission denied: links in it, if there are any, protect nothing" in done.stderr
 
 
 def test_one_that_may_not_be_deleted_is_said_with_5_and_the_others_go(snapctl: Run, local: LocalSaveDir) -> None:

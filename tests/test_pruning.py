@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import pathlib
@@ -9,15 +10,16 @@ import subprocess
 import time
 from collections.abc import Callable
 
+import google_crc32c
 import numpy as np
 import pytest
 
-from snapctl.errors import InvalidOptionError, InvalidPathError, SaveDirNotFoundError
+from snapctl.errors import InvalidOptionError, InvalidPathError, SaveDirNotFoundError, StorageError
 from snapctl.pruning.policy import PolicyTerms, make_policy
 from snapctl.pruning.pruner import CLOCK_SLACK_SECONDS, Prepared, carry_out, prepare
 from snapctl.pruning.retention import Plan
 from tests.support.plans import deleted, kept, reasons
-from tests.support.saves import LocalSaveDir, check_sound, fill, steps_that_look_complete
+from tests.support.saves import LocalSaveDir, check_sound, fill, prepare_watched, steps_that_look_complete
 from tests.support.snapshots import metadata, write_checkpoint
 from tests.support.watched import Watch, WatchedStorage
 
@@ -204,22 +206,42 @@ def test_what_vanishes_while_it_is_looked_at_is_no_error(local: LocalSaveDir) ->
     assert prepared.plan.not_looked_at == ()
 
 
+def write_recorded(local: LocalSaveDir, step: int, saved: str) -> None:
+    """A checkpoint whose save recorded its time."""
+    manifest = metadata({"0/w": {"type": "list"}})
+    crc = google_crc32c.Checksum(manifest).digest()
+    record = {
+        "format_version": 1,
+        "saved_at": f"{saved}T00:00:00Z",
+        "world_size": 1,
+        "manifest": {"size_bytes": len(manifest), "crc32c": base64.b64encode(crc).decode()},
+    }
+    local.write(f"{step}/.snapctl/save.json", json.dumps(record).encode())
+    local.write(f"{step}/{MANIFEST}", manifest)
+
+
+def test_a_manifest_that_vanishes_before_its_record_is_compared_with_it_is_no_error(local: LocalSaveDir) -> None:
+    for step in (10, 20, 30):
+        write_recorded(local, step, "2024-05-01")
+    watch = Watch()
+    watch.once("read", f"10/{MANIFEST}", lambda: local.delete(f"10/{MANIFEST}"))
+    prepared = prepare_watched(local, watch, keep_last=(1,))
+    assert deleted(prepared.plan) == [20]
+    assert prepared.plan.not_looked_at == (), "another prune is at it, or it is being saved again"
+
+
+def test_what_vanishes_while_it_is_verified_is_no_error(local: LocalSaveDir) -> None:
+    for step in (10, 20, 30):
+        write_recorded(local, step, "2024-05-01")
+    watch = Watch()
+    watch.once("list_tree", "10", lambda: local.delete("10/.snapctl/save.json"), after=True)
+    prepared = prepare_watched(local, watch, keep_last=(1,), verified=True)
+    assert prepared.plan.not_looked_at == ()
+
+
 def test_a_record_of_its_time_counts_and_survives_copying(local: LocalSaveDir) -> None:
     for step, saved in ((1, "2024-05-03"), (2, "2024-05-02"), (3, "2024-05-01")):
-        manifest = metadata({"0/w": {"type": "list"}})
-        import google_crc32c
-
-        crc = google_crc32c.Checksum(manifest).digest()
-        import base64
-
-        record = {
-            "format_version": 1,
-            "saved_at": f"{saved}T00:00:00Z",
-            "world_size": 1,
-            "manifest": {"size_bytes": len(manifest), "crc32c": base64.b64encode(crc).decode()},
-        }
-        local.write(f"{step}/.snapctl/save.json", json.dumps(record).encode())
-        local.write(f"{step}/{MANIFEST}", manifest)
+        write_recorded(local, step, saved)
     plan = plan_for(local)
     assert kept(plan) == [1, 3], "the newest by its recorded time, and by step"
     assert plan.warnings
@@ -352,7 +374,8 @@ def prepare_all(*save_dirs: LocalSaveDir) -> list[Plan]:
 def test_a_link_inside_a_checkpoint_does_not_keep_that_checkpoint_itself(linked: LocalSaveDir) -> None:
     os.symlink("../model/weight", linked.root / "10" / "0" / "model" / "again")
     os.symlink("..", linked.root / "10" / "up")
-    os.utime(linked.root / "10" / MANIFEST)
+    for step in (10, 20, 30, 40):
+        os.utime(linked.root / str(step) / MANIFEST)
     assert 10 in deleted(plan_for(linked))
 
 
@@ -365,6 +388,18 @@ def test_links_that_lead_nowhere_or_elsewhere_or_round_in_circles_keep_nothing(l
     assert deleted(plan_for(linked)) == [10, 20, 30]
 
 
+def test_a_directory_whose_links_cannot_be_read_stops_everything(linked: LocalSaveDir) -> None:
+    watch = Watch()
+
+    def fail(operation: str, path: str) -> None:
+        if operation == "list_links":
+            raise StorageError("input/output error")
+
+    watch.before = fail
+    with pytest.raises(StorageError):
+        prepare_watched(linked, watch, keep_last=(1,))
+
+
 def test_the_same_directory_under_another_mount_is_the_same(linked: LocalSaveDir, tmp_path: pathlib.Path) -> None:
     mount = tmp_path / "mount"
     mount.mkdir()
@@ -375,6 +410,19 @@ def test_the_same_directory_under_another_mount_is_the_same(linked: LocalSaveDir
         assert 10 not in deleted(plan_for(linked)), "a naive prune compares names"
     finally:
         subprocess.run(["umount", str(mount)], check=True)
+
+
+def test_one_directory_under_two_steps_is_not_deleted_under_the_one_that_is_kept(linked: LocalSaveDir) -> None:
+    (linked.root / "50").mkdir()
+    mounted = subprocess.run(["mount", "--bind", str(linked.root / "10"), str(linked.root / "50")], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("no mounts here")
+    try:
+        plan = plan_for(linked)
+        assert deleted(plan) == [20, 30]
+        assert f"{linked.url}/50 leads to it" in reasons(plan, 10)
+    finally:
+        subprocess.run(["umount", str(linked.root / "50")], check=True)
 
 
 def test_a_step_that_is_a_link_counts_by_its_name(linked: LocalSaveDir) -> None:

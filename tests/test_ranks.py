@@ -157,6 +157,28 @@ def test_ranks_that_save_different_steps_are_told() -> None:
     assert [str(error) for error in found] == ["rank 1 saves step 6 while rank 0 saves step 5"] * 2
 
 
+def test_a_hello_that_has_its_answer_is_not_taken_for_the_next_save() -> None:
+    """Rank 1 is slow to read that the steps differ, and rank 0 is waiting for its next save already."""
+    store, waits_again = dist.HashStore(), threading.Event()
+
+    def meet(rank: int, step: int, sleep: Callable[[float], object]) -> str:
+        ranks = StoreRanks(store, rank, 2, patience_seconds=5, sleep=sleep)
+        try:
+            return ranks.meet(step, "/x")
+        except SaveError as error:
+            return str(error)
+
+    def rank_0() -> list[str]:
+        return [meet(0, 5, time.sleep), meet(0, 7, lambda seconds: (waits_again.set(), time.sleep(seconds)))]
+
+    def rank_1() -> list[str]:
+        return [meet(1, 6, lambda _: waits_again.wait(5)), meet(1, 7, time.sleep)]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [future.result() for future in [pool.submit(rank_0), pool.submit(rank_1)]]
+    assert found == [["rank 1 saves step 6 while rank 0 saves step 5", "/x"]] * 2
+
+
 def meet_alone(rank: int, world_size: int, store: Any) -> tuple[SaveError, float]:
     clock = Clock()
     ranks = StoreRanks(store, rank, world_size, patience_seconds=60, clock=lambda: clock.now, sleep=clock.sleep)

@@ -280,6 +280,15 @@ def test_when_none_is_verified_it_is_refused_and_when_that_is_allowed_nothing_go
 
 # -- guards ----------------------------------------------------------------------------------------------------------
 
+
+def test_where_there_is_no_checkpoint_that_a_rule_could_keep_no_guard_refuses() -> None:
+    remains = incomplete(5, file("0/w", at=NOW - 9 * DAY), contents=None)
+    rules: list[dict[str, Any]] = [{"keep_best": ("val/loss:min:1",)}, {"keep_step": (7,)}, {"keep_every": ("1",)}]
+    for rule in rules:
+        plan = plan_of([remains], **rule, incomplete_older_than="1d")
+        assert (plan.refusals, plan.warnings, deleted(plan)) == ((), (), [])
+
+
 TYPOS: dict[str, dict[str, Any]] = {
     "keep-best": {"keep_best": ("accuracy:max:5",)},
     "keep-best of a partition": {"keep_best": ("vall/loss:max:5",)},

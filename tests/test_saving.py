@@ -25,7 +25,10 @@ from snapctl import SaveOptions, Snapshot  # noqa: E402
 from snapctl.checkpoints import find_checkpoints, find_place, open_save_dir, read_manifest  # noqa: E402
 from snapctl.errors import DamagedError, InvalidOptionError, NoSpaceError, SaveError  # noqa: E402
 from snapctl.save_record import SAVE_RECORD_PATH, parse_save_record  # noqa: E402
+from snapctl.saving import saver  # noqa: E402
+from snapctl.saving.plugin import SnapctlPlugin  # noqa: E402
 from snapctl.storage import FileInfo, LocalStorage, open_storage  # noqa: E402
+from snapctl.verification.wholeness import check_whole, list_checkpoint  # noqa: E402
 from tests.support.command import Finished, unprivileged  # noqa: E402
 from tests.support.stored import read_stored  # noqa: E402
 
@@ -243,6 +246,78 @@ def test_two_snapshots_of_one_process_do_not_save_one_step_at_once(
     assert first.done()
     second.wait()
     assert read_stored(tmp_path / "1")["0/m/w"][0] == 2
+
+
+def test_of_two_jobs_that_save_one_step_at_once_one_is_whole_and_the_other_is_told(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHSNAPSHOT_DISABLE_BATCHING", "1")  # both write 1/0/m/w
+    (tmp_path / "run").mkdir()
+    (tmp_path / "alias").symlink_to("run")  # so that they do not know of each other, as two jobs do not
+    gate = Gate()
+    seal = SnapctlPlugin.seal
+
+    def wait(plugin: SnapctlPlugin) -> None:
+        seal(plugin)
+        if "alias" not in plugin.storage.url:
+            gate.reached.set()
+            gate.wait(30)
+
+    monkeypatch.setattr(SnapctlPlugin, "seal", wait)
+    first = Snapshot(tmp_path / "run", state(1.0)).save(1)
+    gate.reached.wait(30)
+    Snapshot(tmp_path / "alias", state(2.0)).save(1).wait()
+    gate.set()
+    with pytest.raises(SaveError, match=r"step 1 was not saved: another save into .*/run/1 has begun meanwhile"):
+        first.wait()
+    assert read_stored(tmp_path / "run/1")["0/m/w"][0] == 2
+    storage = LocalStorage(str(tmp_path / "run/1"))
+    assert check_whole(storage, read_manifest(storage), list_checkpoint(storage, read_manifest(storage))).problems == ()
+    assert files_in(tmp_path / "run/1") == {".snapshot_metadata", ".snapctl/save.json", "0/m/w"}
+
+
+def test_the_older_of_two_jobs_stops_writing_blobs(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHSNAPSHOT_DISABLE_BATCHING", "1")
+    monkeypatch.setattr(saver, "LOOK_SECONDS", 0.0)
+    gate = Gate()
+    write = SnapctlPlugin._write
+    calls: list[str] = []
+
+    def wait(plugin: SnapctlPlugin, path: str, data: Any) -> None:
+        if "alias" not in plugin.storage.url:
+            gate.reached.set()
+            gate.wait(30)
+        write(plugin, path, data)
+        calls.append(plugin.storage.url)
+
+    monkeypatch.setattr(SnapctlPlugin, "_write", wait)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "alias").symlink_to("run")
+    first = Snapshot(tmp_path / "run", state(1.0)).save(1)
+    gate.reached.wait(30)
+    Snapshot(tmp_path / "alias", state(2.0)).save(1).wait()
+    gate.set()
+    with pytest.raises(SaveError, match="another save into"):
+        first.wait()
+    assert calls == [str(tmp_path / "alias/1")]
+    assert read_stored(tmp_path / "run/1")["0/m/w"][0] == 2
+
+
+def test_what_goes_wrong_in_tidying_up_does_not_hold_up_the_next_save(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    snapshot = Snapshot(tmp_path, state())
+    snapshot.save(1).wait()
+    monkeypatch.setattr(saver, "delete_blobs", refuse)
+    again = snapshot.save(1)
+    again.wait()
+    assert again._released.wait(30)
+    assert "can't start new thread" in caplog.text
+    monkeypatch.undo()
+    snapshot.save(2).wait()
 
 
 # -- failures --------------------------------------------------------------------------------------------------------

@@ -197,6 +197,35 @@ def test_a_look_that_fails_does_not_fail_the_others(proxied: tuple[Bucket, Contr
     assert isinstance(found["2"], PermissionDeniedError)
 
 
+@pytest.mark.parametrize("status", [404, 412])
+def test_a_deletion_whose_answer_was_lost_has_done_its_work(proxied: tuple[Bucket, Controlled], status: int) -> None:
+    bucket, proxy = proxied
+    storage = open_storage(f"{bucket.url}/run")
+    file = storage.write("10/a", b"1")
+    proxy.configure(
+        faults=[
+            {"match": "10%2Fa", "method": "DELETE", "lose": True, "n": 1},
+            {"match": "10%2Fa", "method": "DELETE", "skip": 1, "n": 1, "status": status, "body": "{}"},
+        ]
+    )
+    assert storage.delete("10/a", version=file.version)
+    assert bucket.names() == []
+
+
+def test_a_deletion_that_finds_another_object_at_its_second_try_is_refused(proxied: tuple[Bucket, Controlled]) -> None:
+    bucket, proxy = proxied
+    storage = open_storage(f"{bucket.url}/run")
+    file = storage.write("10/a", b"1")
+    faults = [
+        {"match": "10%2Fa", "method": "DELETE", "status": 503, "body": "{}", "n": 1},
+        {"match": "10%2Fa", "method": "DELETE", "status": 412, "body": "{}", "n": 1},
+    ]
+    proxy.configure(faults=faults)
+    with pytest.raises(PreconditionError):
+        storage.delete("10/a", version=file.version)
+    assert bucket.names() == ["run/10/a"]
+
+
 def test_a_request_is_given_up_when_the_time_is_up(proxied: tuple[Bucket, Controlled]) -> None:
     bucket, proxy = proxied
     bucket.write("run/1/a", b"x")

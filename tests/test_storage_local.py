@@ -87,6 +87,27 @@ def test_a_write_never_makes_the_directory_itself(tmp_path: pathlib.Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+class Emptied(LocalStorage):
+    """A directory in which somebody removes, once, what is empty just before a file is created in it."""
+
+    was_emptied = False
+
+    def _make_parents(self, path: str, *, durable: bool = True) -> None:
+        super()._make_parents(path, durable=durable)
+        if not self.was_emptied:
+            self.was_emptied = True
+            self.delete_empty_dirs()
+
+
+def test_a_save_survives_that_its_empty_directories_are_removed_by_a_deletion(tmp_path: pathlib.Path) -> None:
+    root = tmp_path / "10"
+    root.mkdir()
+    Emptied(str(root)).write_blob("0/model/weight", b"new")
+    assert (root / "0" / "model" / "weight").read_bytes() == b"new"
+    Emptied(str(root)).write(".snapctl/save.json", b"{}")
+    assert (root / ".snapctl" / "save.json").read_bytes() == b"{}"
+
+
 def test_a_full_disk_leaves_the_old_file_and_no_litter(tmp_path: pathlib.Path) -> None:
     script = """
         import resource, signal, sys

@@ -23,7 +23,7 @@ from snapctl.manifest import ObjectEntry  # noqa: E402
 from snapctl.storage import LocalStorage, open_storage  # noqa: E402
 from snapctl.tensors.layout import TensorLayout, resolve_layouts  # noqa: E402
 from snapctl.tensors.reader import TensorReader, region_of_rows  # noqa: E402
-from snapctl.tensors.torch_decoding import torch_elements  # noqa: E402
+from snapctl.tensors.torch_decoding import torch_elements, values_of  # noqa: E402
 from tests.support.servers import Bucket, Controlled  # noqa: E402
 from tests.support.snapshots import local_writer, metadata, tensor_entry  # noqa: E402
 
@@ -242,6 +242,24 @@ def test_quantized_bytes_of_the_wrong_length_are_undecodable(tmp_path: pathlib.P
         reader, layouts = _open(tmp_path, entries, {"t": data})
         with pytest.raises(DamagedError) as caught:
             reader.read_torch(layouts["t"])
+        assert caught.value.kind == "undecodable"
+
+
+def test_zero_points_that_no_quantized_tensor_has_are_undecodable(tmp_path: pathlib.Path) -> None:
+    entries = {
+        "0/t": tensor_entry("t", [3], "qint8", serializer="per_tensor_qtensor"),
+        "0/c": tensor_entry("c", [1], "quint8", serializer="per_channel_qtensor"),
+        "0/s": tensor_entry("s", [2], "qint8", serializer="torch_save"),
+    }
+    blobs = {
+        "t": bytes(3) + struct.pack("<dq", 0.5, 1 << 60),
+        "c": struct.pack("<q", 0) + bytes(1) + struct.pack("<dq", 0.5, -1),
+        "s": saved(torch._make_per_tensor_quantized_tensor(torch.ones(2, dtype=torch.int8), 0.5, 1 << 60)),
+    }
+    reader, layouts = _open(tmp_path, entries, blobs)
+    for name in entries:
+        with pytest.raises(DamagedError) as caught:
+            values_of(reader.read_torch(layouts[name[2:]]), entry=name)
         assert caught.value.kind == "undecodable"
 
 

@@ -327,6 +327,18 @@ def test_a_refused_blob_on_gcs_is_not_called_damaged(snapctl: Run, proxied: tupl
     assert "permission denied" in done.json["checkpoints"][1]["error"]
 
 
+def test_a_named_step_that_vanishes_does_not_end_the_others(snapctl: Run, proxied: tuple[Bucket, Controlled]) -> None:
+    bucket, proxy = proxied
+    for step in (10, 20):
+        write_checkpoint(lambda path, data: bucket.write(f"run/{path}", data), step)
+    proxy.configure(faults=[{"match": "20%2F.snapshot_metadata.*alt=media", "status": 404}])
+    done = snapctl("verify", f"{bucket.url}/run", "--step", "10", "--step", "20", "--json")
+    assert done.code == 5
+    assert [(c["step"], c["verdict"]) for c in done.json["checkpoints"]] == [(10, "sound"), (20, None)]
+    alone = snapctl("verify", f"{bucket.url}/run", "--step", "20", "--json")
+    assert (alone.code, alone.stdout) == (3, "")
+
+
 def test_many_checkpoints_on_gcs_cost_their_manifests_and_a_few_listings(snapctl: Run, minigcs: Controlled) -> None:
     bucket = Bucket(minigcs.endpoint, "bk")
     entries = {f"0/model/w{number}": tensor_entry(f"0/model/w{number}", [10, 10]) for number in range(50)}

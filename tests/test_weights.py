@@ -125,6 +125,12 @@ def test_a_glob_must_fit_one_tensor(tmp_path: pathlib.Path) -> None:
         snapctl.read_tensor(str(tmp_path), "m/*")
 
 
+def test_a_glob_that_fits_different_tensors_of_the_ranks_names_them(two_ranks: Callable[..., str]) -> None:
+    with pytest.raises(EntryNotFoundError, match="different things") as caught:
+        snapctl.read_tensor(two_ranks(np.zeros(2, "f4"), np.zeros(3, "f4")), "m/*")
+    assert caught.value.candidates == ("0/m/t", "1/m/t")
+
+
 @pytest.mark.torch
 def test_a_quantized_tensor_is_read_as_the_values_that_it_stands_for(tmp_path: pathlib.Path) -> None:
     torch = pytest.importorskip("torch")

@@ -22,8 +22,17 @@ from snapctl.checkpoints.latest import (
     find_newest_complete,
     no_complete_checkpoint,
 )
-from snapctl.checkpoints.looking import find_checkpoints, incomplete, look_at_checkpoint, read_manifest, record_matches
+from snapctl.checkpoints.looking import (
+    WANTED,
+    find_checkpoints,
+    incomplete,
+    judge_scanned,
+    look_at_checkpoint,
+    read_manifest,
+    record_matches,
+)
 from snapctl.checkpoints.places import (
+    SIGNS_OF_A_CHECKPOINT,
     Place,
     classify,
     find_place,
@@ -38,6 +47,8 @@ from snapctl.checkpoints.training_names import get_checkpoint, get_checkpoints, 
 __all__ = [
     "EARLIEST_SAVE_TIME",
     "FUTURE_TOLERANCE_SECONDS",
+    "SIGNS_OF_A_CHECKPOINT",
+    "WANTED",
     "Checkpoint",
     "Chooser",
     "Judge",
@@ -52,6 +63,7 @@ __all__ = [
     "get_checkpoint",
     "get_checkpoints",
     "incomplete",
+    "judge_scanned",
     "look_at_checkpoint",
     "no_complete_checkpoint",
     "no_such_step",

@@ -57,7 +57,9 @@ def find_latest(
     bad_manifest: ManifestError | None = None
     turned_down = 0
     patience = Patience()
-    candidates = _chosen(place, choose, failures) if choose else _newest_first(place, failures)
+    candidates = (
+        _chosen(place, choose, failures, compares_all=compares_all) if choose else _newest_first(place, failures)
+    )
     for name, known in candidates:
         if patience.is_over:
             break
@@ -82,7 +84,9 @@ def find_latest(
             continue
         found = msgspec.structs.replace(found, is_link=name in place.linked_names)
         missed = tuple(
-            error.message for step, error in sorted(failures.items()) if compares_all or step > (found.step or 0)
+            error.message
+            for step, error in sorted(failures.items())
+            if step > (found.step or 0) or (compares_all and step != found.step)
         )
         return LatestSearch(found, manifest, tuple(unparsable), missed)
     if failures:
@@ -126,12 +130,14 @@ def _newest_first(place: Place, failures: dict[int, StorageError]) -> Iterator[t
 
 
 def _chosen(
-    place: Place, choose: Chooser, failures: dict[int, StorageError]
+    place: Place, choose: Chooser, failures: dict[int, StorageError], *, compares_all: bool
 ) -> Iterator[tuple[str, Checkpoint | None]]:
-    """The chosen ones with all details."""
+    """The chosen ones with all details. What could not be read of one counts where all are compared."""
     found = sorted(find_checkpoints(place), key=lambda checkpoint: -(checkpoint.step or 0))
     complete = [checkpoint for checkpoint in found if checkpoint.state == "complete"]
     failures.update({c.step or 0: c.error for c in found if c.error is not None})
+    if compares_all:
+        failures.update({c.step or 0: StorageError(c.unread[0], url=c.path) for c in complete if c.unread})
     chosen = choose(complete)
     if complete and not chosen and not failures:
         raise NoMatchError(f"{place.storage.url}: none of {len(complete)} complete checkpoints fits the filter")

@@ -34,7 +34,8 @@ from snapctl.storage import FileInfo, ScannedDir, Storage, run_parallel
 
 MAX_SIDE_FILE_BYTES = 16 << 20
 """No marker, claim or pin is larger: what is, is not read."""
-_WANTED = (MANIFEST_NAME, DELETING_NAME, PIN_NAME, ".snapctl/", f"{MARKER_DIR}/")
+WANTED = (MANIFEST_NAME, DELETING_NAME, PIN_NAME, ".snapctl/", f"{MARKER_DIR}/")
+"""What `Storage.scan` is to look for in a checkpoint."""
 
 
 def find_checkpoints(
@@ -56,8 +57,15 @@ def find_checkpoints(
         names: only these of its `step_names`.
         now: the time to judge times by; None: the storage's, or this machine's.
     """
-    storage = place.storage
     chosen = list(place.step_names if names is None else names)
+    return judge_scanned(place, place.storage.scan(chosen, WANTED, totals=totals), details=details, now=now)
+
+
+def judge_scanned(
+    place: Place, entries: Iterable[ScannedDir], *, details: bool = True, now: float | None = None
+) -> Iterator[Checkpoint]:
+    """As `find_checkpoints`, of children that were scanned already (for `WANTED`), in the order given."""
+    storage = place.storage
     now = storage.now(may_write=False) if now is None else now
     read = _read_details if details else _without_details
     base = storage.url_of("x")[:-1]
@@ -69,7 +77,7 @@ def find_checkpoints(
         judged = _judge(entry, int(name), base + name, now, is_link=name in place.linked_names)
         return read(judged, entry, lambda: storage.child(name), now)
 
-    found = run_parallel(look, storage.scan(chosen, _WANTED, totals=totals), jobs=storage.parallel_requests)
+    found = run_parallel(look, entries, jobs=storage.parallel_requests)
     yield from (checkpoint for checkpoint in found if checkpoint is not None)
 
 
@@ -83,9 +91,9 @@ def look_at_checkpoint(storage: Storage, *, totals: bool = False, now: float | N
     now = storage.now(may_write=False) if now is None else now
     try:
         listing = storage.list_dir()
-        entry.files = [file for file in listing.files if file.path in _WANTED]
+        entry.files = [file for file in listing.files if file.path in WANTED]
         for name in listing.dirs:
-            if f"{name}/" in _WANTED:
+            if f"{name}/" in WANTED:
                 with contextlib.suppress(StorageNotFoundError):  # it has vanished since it was listed
                     entry.files += storage.list_dir(name).files
     except StorageNotFoundError as error:
@@ -176,6 +184,8 @@ def _read_details(found: Checkpoint, entry: ScannedDir, open_child: Callable[[],
         elif found.state == "complete":
             try:
                 found = _with_record(found, storage, data, now, notes)
+            except StorageNotFoundError:
+                continue  # the manifest vanished since it was listed: whoever needs it will be told so
             except StorageError as error:  # the manifest itself, to compare with
                 unread.append(error.message)
     for partition, files in sorted(claims.items()):

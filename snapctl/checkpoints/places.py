@@ -25,7 +25,7 @@ from snapctl.markers import (
 )
 from snapctl.storage import FileInfo, Listing, Storage, open_storage
 
-_SIGNS_OF_A_CHECKPOINT = ("replicated", "sharded", "batched", MARKER_DIR, ".snapctl")
+SIGNS_OF_A_CHECKPOINT = ("replicated", "sharded", "batched", MARKER_DIR, ".snapctl")
 _PROBE_GROUPS = (1, 4, 16, 64)
 PATIENCE_SECONDS = 6.0
 """After the first failure of the network or the server, no further object is asked for once so long has passed."""
@@ -70,7 +70,7 @@ def classify(storage: Storage) -> Place:
     place = Place(storage, "save_dir", steps, listing.linked_dirs & set(steps))
     if steps and _has_complete_child(place):
         return place
-    if any(name in _SIGNS_OF_A_CHECKPOINT for name in listing.dirs) or _is_among_checkpoints(storage):
+    if any(name in SIGNS_OF_A_CHECKPOINT for name in listing.dirs) or _is_among_checkpoints(storage):
         place.kind = "checkpoint"
     return place
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -23,13 +22,13 @@ COMMANDS = {
     "mark-eval": "Mark partitions as evaluated, or claim one for evaluation.",
     "pin": "Protect a checkpoint from prune.",
     "prune": "Delete checkpoints that no rule keeps.",
+    "completion": "Print the completion script of a shell.",
 }
 """Name and summary of each command; its function is ``command`` in ``<name>_cmd.py``."""
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
-    """The app, with the one command that the arguments call; without one, their names and summaries; for completion,
-    all of them."""
+    """The app, with the one command that the arguments call; without one, their names and summaries."""
     app = typer.Typer(
         name="snapctl",
         help="Find, inspect, verify, prune and restore torchsnapshot checkpoints, locally and on GCS.",
@@ -41,9 +40,8 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_global_options)
     called = next((argument for argument in arguments if not argument.startswith("-")), None)
-    completes = "_SNAPCTL_COMPLETE" in os.environ
     for name, summary in COMMANDS.items():
-        if completes or called == name:
+        if called == name:
             module = importlib.import_module(f"snapctl.cli.{name.replace('-', '_')}_cmd")
             app.command(name, help=module.__doc__, short_help=summary)(_carrying_errors(module.command))
         elif called not in COMMANDS:

@@ -1,10 +1,10 @@
-"""The path of the newest complete checkpoint whose manifest can be parsed."""
+"""The path of the newest complete checkpoint whose manifest can be parsed; of several save directories, one of each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,25 +13,38 @@ from snapctl.checkpoints import (
     Chooser,
     Judge,
     LatestSearch,
+    Place,
     find_latest,
     open_save_dir,
 )
 from snapctl.cli.checkpoint_json import brief_json
-from snapctl.cli.exit_codes import ExitCode, worst
+from snapctl.cli.exit_codes import ExitCode, code_of, worst
 from snapctl.cli.options import (
     EvaluatedByOption,
     JsonOption,
     NotEvaluatedByOption,
     Print0Option,
-    SaveDirArgument,
+    RecursiveOption,
+    SaveDirsArgument,
     StorageOptions,
     parse_duration,
     parse_storage_options,
 )
-from snapctl.cli.output import Output
+from snapctl.cli.output import Output, error_json
+from snapctl.cli.several import code_of_several, collect_all_errors, open_several
 from snapctl.durations import format_duration
-from snapctl.errors import CheckpointNotFoundError, NoMatchError, SaveDirNotFoundError
+from snapctl.errors import (
+    CheckpointNotFoundError,
+    InvalidOptionError,
+    NoMatchError,
+    SaveDirNotFoundError,
+    SnapctlError,
+)
 from snapctl.metrics import is_evaluated, parse_metric_spec, rank_by_metric
+from snapctl.storage import run_parallel
+
+_JOBS = 8
+"""Save directories that are looked at at a time."""
 
 
 class Printed(str, Enum):
@@ -43,7 +56,8 @@ class Printed(str, Enum):
 
 def command(
     context: typer.Context,
-    save_dir: SaveDirArgument,
+    save_dirs: SaveDirsArgument,
+    recursive: RecursiveOption = False,
     printed: Annotated[Printed, typer.Option("--print", help="Its path, or the number of its step.")] = Printed.PATH,
     print0: Print0Option = False,
     evaluated_by: EvaluatedByOption = None,
@@ -67,10 +81,20 @@ def command(
     out: Output = context.obj
     age_limit = None if max_age is None else parse_duration(max_age, name="--max-age")
     choose = _chooser(evaluated_by or [], not_evaluated_by or [], best)
-    try:
-        place = open_save_dir(save_dir, parse_storage_options(storage_option))
+    options = parse_storage_options(storage_option)
+
+    def find(place: Place) -> LatestSearch:
         judge = _judge_blobs() if verified else None
-        found = find_latest(place, choose=choose, compares_all=best is not None, judge=judge)
+        return find_latest(place, choose=choose, compares_all=best is not None, judge=judge)
+
+    if recursive or len(save_dirs) > 1:
+        if printed is Printed.STEP:
+            raise InvalidOptionError("--print step is for one save directory; --json tells the steps of several")
+        many = _Many(out, print0=print0, missing_ok=missing_ok, age_limit=age_limit)
+        return many.run(save_dirs, options, find, recursive=recursive)
+    try:
+        place = open_save_dir(save_dirs[0], options)
+        found = find(place)
     except (SaveDirNotFoundError, CheckpointNotFoundError) as error:
         if not missing_ok or isinstance(error, NoMatchError):
             raise
@@ -86,6 +110,60 @@ def command(
     else:
         out.path(found.checkpoint.path, end="\0" if print0 else "\n")
     return worst(*codes)
+
+
+class _Many:
+    """The latest of several save directories: a line each; one that has none does not keep the others from theirs."""
+
+    def __init__(self, out: Output, *, print0: bool, missing_ok: bool, age_limit: float | None) -> None:
+        self._out = out
+        self._end = "\0" if print0 else "\n"
+        self._missing_ok = missing_ok
+        self._age_limit = age_limit
+
+    def run(
+        self, paths: list[str], options: dict[str, Any], find: Callable[[Place], LatestSearch], *, recursive: bool
+    ) -> ExitCode:
+        places, problems = open_several(paths, options, recursive=recursive)
+        for problem in problems:
+            self._out.warn(f"could not be looked at: {problem}")
+        opened = [place for _, place in places if isinstance(place, Place)]
+        jobs = max((min(_JOBS, place.storage.parallel_requests) for place in opened), default=1)
+        answers = iter(run_parallel(collect_all_errors(find), opened, jobs=jobs))
+        codes: list[ExitCode] = []
+        failures: list[ExitCode] = []
+        for path, place in places:
+            answer = next(answers) if isinstance(place, Place) else place
+            if isinstance(answer, LatestSearch) and isinstance(place, Place):
+                codes.append(self._show(path, place, answer))
+            elif isinstance(answer, SnapctlError):
+                code = self._show_failure(path, answer)
+                (codes if code is ExitCode.OK else failures).append(code)
+        return code_of_several(codes, failures, is_partial=bool(problems))
+
+    def _show(self, path: str, place: Place, found: LatestSearch) -> ExitCode:
+        code = _say_what_was_passed_over(self._out, found)
+        if self._age_limit is not None:
+            now = place.storage.now(may_write=False)
+            code = worst(code, _judge_age(self._out, found.checkpoint, self._age_limit, now=now))
+        if self._out.as_json:
+            self._out.document({"save_dir": path, **brief_json(found.checkpoint), "error": None})
+        else:
+            self._out.path(found.checkpoint.path, end=self._end)
+        return code
+
+    def _show_failure(self, path: str, error: SnapctlError) -> ExitCode:
+        is_missing = isinstance(error, SaveDirNotFoundError | CheckpointNotFoundError)
+        code = code_of(error)
+        if is_missing and self._missing_ok and not isinstance(error, NoMatchError):
+            code = ExitCode.OK
+        elif not self._out.as_json:
+            self._out.warn(error.message)
+        if self._out.as_json:
+            nothing = dict.fromkeys(("step", "path", "created_at", "evaluated_by", "metrics"))
+            told = None if code is ExitCode.OK else error_json(error, code)
+            self._out.document({"save_dir": path, **nothing, "error": told})
+        return code
 
 
 def _chooser(evaluated_by: list[str], not_evaluated_by: list[str], best: str | None) -> Chooser | None:

@@ -1,9 +1,13 @@
-"""The complete checkpoints of a save directory, in ascending order of step."""
+"""The complete checkpoints of a save directory, in ascending order of step.
+
+With --recursive: every save directory below a root, a line each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from enum import Enum
+from typing import Annotated, Any
 
 import typer
 
@@ -20,10 +24,17 @@ from snapctl.cli.options import (
     parse_storage_options,
 )
 from snapctl.cli.output import Cell, Output, format_number, format_size
+from snapctl.errors import InvalidOptionError
 from snapctl.markers import format_time
 from snapctl.metrics import is_evaluated
 
 _STYLES = {"complete": "green", "incomplete": "yellow", "unreadable": "red"}
+
+
+class FormatName(str, Enum):
+    """Other forms of the answer."""
+
+    OPENMETRICS = "openmetrics"
 
 
 def command(
@@ -37,11 +48,35 @@ def command(
     not_evaluated_by: NotEvaluatedByOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Bare paths, one a line.")] = False,
     print0: Print0Option = False,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Every save directory below this one, a line each.")
+    ] = False,
+    output_format: Annotated[
+        FormatName | None,
+        typer.Option("--format", help="Figures for a monitoring system instead of a table."),
+    ] = None,
     storage_option: StorageOptions = None,
     as_json: JsonOption = False,
 ) -> int:
     out: Output = context.obj
-    place = open_save_dir(save_dir, parse_storage_options(storage_option))
+    options = parse_storage_options(storage_option)
+    if recursive or output_format is not None:
+        is_about_one = show_all or long or reverse or limit is not None or bool(evaluated_by or not_evaluated_by)
+        what = "--recursive lists save directories" if recursive else "--format gives figures"
+        if is_about_one:
+            raise InvalidOptionError(f"{what}: options about single checkpoints do not go with it")
+        if output_format is not None and (quiet or print0 or as_json):
+            raise InvalidOptionError("--format, --json, --quiet and --print0 exclude each other")
+        return _list_save_dirs(
+            out,
+            save_dir,
+            options,
+            recursive=recursive,
+            bare=quiet or print0,
+            print0=print0,
+            figures=bool(output_format),
+        )
+    place = open_save_dir(save_dir, options)
     with out.progress(
         f"looking at {len(place.step_names)} checkpoints", None, unit="", only_if=place.storage.scheme != "file"
     ):
@@ -61,6 +96,18 @@ def command(
     else:
         _print_table(out, chosen, long=long)
     return ExitCode.PARTIAL if any(c.state == "unreadable" or c.unread for c in chosen) else ExitCode.OK
+
+
+def _list_save_dirs(
+    out: Output, root: str, options: dict[str, Any], *, recursive: bool, bare: bool, print0: bool, figures: bool
+) -> int:
+    from snapctl.cli.save_dirs_output import list_save_dirs, print_openmetrics, print_save_dirs
+
+    if figures:
+        return print_openmetrics(out, root, options, recursive=recursive)
+    if bare and not out.as_json:
+        return print_save_dirs(out, root, options, end="\0" if print0 else "\n")
+    return list_save_dirs(out, root, options)
 
 
 def _is_wanted(

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import typer
 
+from snapctl.cli.completion import REQUEST
 from snapctl.cli.exit_codes import ExitCode, code_of
 from snapctl.cli.output import Output, one_line, stdout_errors, write_stderr
 from snapctl.errors import SnapctlError, StorageError
@@ -55,6 +56,10 @@ def _buffer_stdout() -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs one command line and returns its exit code; never raises."""
+    if arguments and arguments[0] == REQUEST:
+        from snapctl.cli.completion.answering import answer
+
+        return answer(arguments[1:])
     if not sys.warnoptions:  # what libraries have to say to developers is nothing for stderr
         warnings.simplefilter("ignore")
     options, literal = _split_at_double_dash(arguments)

@@ -16,6 +16,12 @@ from snapctl.errors import InvalidOptionError
 SaveDirArgument = Annotated[
     str, typer.Argument(metavar="SAVE_DIR", help="The directory that holds the checkpoints: a local path or a URL.")
 ]
+SaveDirsArgument = Annotated[
+    list[str], typer.Argument(metavar="SAVE_DIR...", help="Directories that hold checkpoints: paths or URLs.")
+]
+RecursiveOption = Annotated[
+    bool, typer.Option("--recursive", "-r", help="Every save directory below the directories given.")
+]
 CheckpointArgument = Annotated[
     str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint's own path, or a save directory with --step N.")
 ]
@@ -24,6 +30,11 @@ CheckpointOrSaveDirArgument = Annotated[
     typer.Argument(
         metavar="CHECKPOINT", help="A checkpoint's own path, or a save directory: then its latest is meant."
     ),
+]
+
+CheckpointsOrSaveDirsArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="CHECKPOINT...", help="Checkpoints, or save directories: then the latest of each is meant."),
 ]
 
 

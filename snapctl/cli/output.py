@@ -62,6 +62,10 @@ class Output:
         """A line for people; characters that a terminal would act on are escaped."""
         self._write(printable(text) + "\n")
 
+    def verbatim(self, text: str) -> None:
+        """Text of snapctl's own, line breaks and all."""
+        self._write(text)
+
     def path(self, path: str, *, end: str = "\n") -> None:
         """A bare path for scripts: its very bytes, but on a terminal, where it is escaped; and one with a line break in
         it is escaped wherever lines are records (``--print0`` has the very bytes)."""
@@ -91,6 +95,16 @@ class Output:
         for row in cells:
             lines += _fold_row(row, widths, flush, color=color, fold=room is not None)
         self._write("\n".join(lines) + "\n")
+
+    def columns(self, cells: Sequence[str], rest: str, widths: Sequence[int]) -> None:
+        """One row of a table that nobody sees as a whole: columns of fixed widths, flush right, and a last one that
+        takes what room it needs. A cell that is too wide moves the others."""
+        row = _row([_plain(cell) for cell in cells], widths, [True] * len(cells), color=wants_color(sys.stdout))
+        self._write("  ".join([*row, printable(rest)]) + "\n")
+
+    def text(self, text: str) -> None:
+        """A document of another kind, as it is."""
+        self._write_bytes(text.encode())
 
     def _records(self, headers: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> None:
         """A table for a terminal that is too narrow for it: a block of lines for each row."""
@@ -148,11 +162,13 @@ class Output:
         if self.as_json:
             self.warnings.append(message)
         else:
+            self.flush()  # it comes after what it speaks of
             write_stderr(f"warning: {one_line(message)}")
 
     def note(self, message: str) -> None:
         """What is going on; not with ``--json``."""
         if not self.as_json:
+            self.flush()
             write_stderr(one_line(message))
 
     def error(self, error: BaseException, exit_code: int, *, message: str | None = None) -> None:
@@ -160,10 +176,11 @@ class Output:
         text = message if message is not None else str(error)
         hint = error.hint if isinstance(error, SnapctlError) else None
         if self.as_json:
-            facts = dict(error.facts) if isinstance(error, SnapctlError) else {}
-            body = {"type": type(error).__name__, "message": text, "exit_code": int(exit_code), "hint": hint, **facts}
+            body = error_json(error, exit_code, message=text)
             write_stderr(_json({"error": body, "warnings": self.warnings}))
             return
+        with contextlib.suppress(BrokenPipeError, StorageError):  # `main` sees to that
+            self.flush()
         write_stderr(f"error: {one_line(text)}")
         if hint:
             write_stderr(f"hint: {one_line(hint)}")
@@ -217,6 +234,14 @@ class Output:
         with progress.Progress(*columns, progress.TimeRemainingColumn(), console=console, transient=True) as bar:
             task = bar.add_task(printable(description), total=total)
             yield lambda done, total=total: bar.update(task, completed=done, total=total)
+
+
+def error_json(error: BaseException, exit_code: int, *, message: str | None = None) -> dict[str, Any]:
+    """The keys of an error, with the facts that it carries."""
+    facts = dict(error.facts) if isinstance(error, SnapctlError) else {}
+    hint = error.hint if isinstance(error, SnapctlError) else None
+    text = message if message is not None else str(error)
+    return {"type": type(error).__name__, "message": text, "exit_code": int(exit_code), "hint": hint, **facts}
 
 
 class StdoutSink:

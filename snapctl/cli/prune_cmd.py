@@ -6,7 +6,7 @@ and so does what is pinned, claimed, linked to, being saved again, or could not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Annotated, Any
 
@@ -16,11 +16,22 @@ from snapctl.cli.exit_codes import ExitCode, worst
 from snapctl.cli.options import JsonOption, StorageOptions, parse_storage_options
 from snapctl.cli.output import Output
 from snapctl.cli.prune_output import Counter, prune_json, say_result, show_plan, would_be
-from snapctl.errors import InvalidOptionError, RefusedError, StorageError
+from snapctl.errors import InvalidOptionError, RefusedError, SnapctlError, StorageError
 from snapctl.markers import parse_time
-from snapctl.pruning.plan_file import read_plan, write_plan
-from snapctl.pruning.policy import Policy, PolicyTerms, make_policy, parse_delete_limit, read_policy
-from snapctl.pruning.pruner import Prepared, Pruned, carry_out, nothing_could_be_done, prepare, prepare_from_lines
+from snapctl.pruning.below import open_planned
+from snapctl.pruning.plan_file import PlanLine, read_plan, write_plan
+from snapctl.pruning.policy import DeleteLimit, Policy, PolicyTerms, make_policy, parse_delete_limit, read_policy
+from snapctl.pruning.pruner import (
+    Prepared,
+    Pruned,
+    carry_out,
+    nothing_could_be_done,
+    prepare,
+    prepare_from_lines,
+    prepare_lines,
+    prepare_places,
+)
+from snapctl.save_dirs.opening import open_all_below
 
 _RULES = "Rules"
 _LIMITS = "Limits and guards"
@@ -43,6 +54,10 @@ def command(
     save_dirs: Annotated[
         list[str], typer.Argument(metavar="SAVE_DIR...", help="Directories that hold checkpoints: paths or URLs.")
     ],
+    recursive: Annotated[
+        bool,
+        typer.Option("--recursive", "-r", help="Every save directory below these: with --policy, and a plan first."),
+    ] = False,
     keep_last: Annotated[list[int] | None, _rule("N", "Keep the newest N.", "--keep-last")] = None,
     keep_every: Annotated[
         list[str] | None,
@@ -124,6 +139,11 @@ def command(
     )
     pretended = None if now is None else _parse_now(now, dry_run=dry_run)
     stops_at_plan = dry_run or (plan_file is not None and not yes)
+    failures: list[SnapctlError] = []
+    if recursive:
+        _check_recursive(
+            has_policy=policy_file is not None, stops_at_plan=stops_at_plan, applies=apply_file is not None
+        )
     if apply_file is not None:
         if terms != PolicyTerms(max_delete=max_delete) or policy_file or plan_file or now:
             raise InvalidOptionError(
@@ -131,16 +151,81 @@ def command(
             )
         limit = None if max_delete is None else parse_delete_limit(max_delete)
         lines = read_plan(apply_file)
-        prepared = prepare_from_lines(save_dirs, lines, options, max_delete=limit, dry_run=dry_run)
+        if recursive:
+            prepared = _prepare_planned(save_dirs, lines, options, failures, max_delete=limit, dry_run=dry_run)
+        else:
+            prepared = prepare_from_lines(save_dirs, lines, options, max_delete=limit, dry_run=dry_run)
     else:
         policy = _policy(terms, policy_file)
         with out.progress("looking at checkpoints", None, unit="looked at") as show:
-            prepared = prepare(
-                save_dirs, policy, options, dry_run=stops_at_plan, now=pretended, on_look=Counter(show).add
-            )
+            on_look = Counter(show).add
+            if recursive:
+                prepared = _prepare_below(save_dirs, policy, options, failures, now=pretended, on_look=on_look)
+            else:
+                prepared = prepare(save_dirs, policy, options, dry_run=stops_at_plan, now=pretended, on_look=on_look)
     if plan_file is not None:
         write_plan(plan_file, [(p.plan, p.policy) for p in prepared])
-    return _Run(out, prepared, dry_run=stops_at_plan, yes=yes).run()
+    for failure in failures:
+        out.warn(f"could not be looked at: {failure.message}")
+    run = _Run(out, prepared, dry_run=stops_at_plan, yes=yes, with_name=recursive or len(prepared) > 1)
+    return worst(ExitCode(run.run()), ExitCode.PARTIAL if failures else ExitCode.OK)
+
+
+def _check_recursive(*, has_policy: bool, stops_at_plan: bool, applies: bool) -> None:
+    """What nobody has named is deleted only by rules that stand in a file, and by a plan that somebody has seen."""
+    if applies:
+        return
+    if not has_policy:
+        raise RefusedError(
+            "--recursive prunes save directories that nobody has named: only by the rules of a file",
+            hint="--policy FILE.toml, and --dry-run or --plan FILE first",
+        )
+    if not stops_at_plan:
+        raise RefusedError(
+            "--recursive prunes save directories that nobody has named: only by a plan that was made before",
+            hint="--plan FILE writes one, without --yes; --recursive ROOT --apply FILE carries it out",
+        )
+
+
+def _prepare_below(
+    roots: list[str],
+    policy: Policy,
+    options: dict[str, Any],
+    failures: list[SnapctlError],
+    *,
+    now: float | None,
+    on_look: Callable[[int], None],
+) -> list[Prepared]:
+    found = open_all_below(roots, options)
+    failures += [StorageError(problem) for problem in found.problems]
+    missed: list[StorageError] = []
+    prepared = prepare_places(
+        found.places, policy, dry_run=True, now=now, on_look=on_look, roots=found.roots, failures=missed
+    )
+    failures += missed
+    if not prepared:
+        raise missed[0]
+    return prepared
+
+
+def _prepare_planned(
+    roots: list[str],
+    lines: list[PlanLine],
+    options: dict[str, Any],
+    failures: list[SnapctlError],
+    *,
+    max_delete: DeleteLimit | None,
+    dry_run: bool,
+) -> list[Prepared]:
+    storages, places, lines, gone = open_planned(roots, lines, options)
+    missed: list[StorageError] = []
+    prepared = prepare_lines(
+        places, lines, options, max_delete=max_delete, dry_run=dry_run, roots=storages, failures=missed
+    )
+    failures += [*gone, *missed]
+    if not prepared and failures:
+        raise failures[0]
+    return prepared
 
 
 def _policy(terms: PolicyTerms, policy_file: str | None) -> Policy:
@@ -168,17 +253,18 @@ def _parse_now(text: str, *, dry_run: bool) -> float:
 class _Run:
     """Shows plans, asks, and carries them out."""
 
-    def __init__(self, out: Output, prepared: Sequence[Prepared], *, dry_run: bool, yes: bool) -> None:
+    def __init__(self, out: Output, prepared: Sequence[Prepared], *, dry_run: bool, yes: bool, with_name: bool) -> None:
         self._out = out
         self._prepared = prepared
         self._dry_run = dry_run
         self._yes = yes
+        self._with_name = with_name
         self._results = [Pruned(each) for each in prepared]
 
     def run(self) -> int:
         for each in self._prepared:
             if not self._out.as_json:
-                show_plan(self._out, each, with_name=len(self._prepared) > 1)
+                show_plan(self._out, each, with_name=self._with_name)
         if self._dry_run:
             return self._finish()
         try:
@@ -223,7 +309,7 @@ class _Run:
             self._print_documents()
         else:
             for result in self._results:
-                say_result(self._out, result, dry_run=self._dry_run, with_name=len(self._results) > 1)
+                say_result(self._out, result, dry_run=self._dry_run, with_name=self._with_name)
         if nothing_could_be_done(self._results):
             raise StorageError(next(outcome.message or "" for result in self._results for outcome in result.failed))
         refused = [message for each in self._prepared for message in each.plan.refusals]

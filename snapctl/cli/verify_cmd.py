@@ -13,12 +13,20 @@ from typing import Annotated, Any
 
 import typer
 
-from snapctl.cli.exit_codes import ExitCode
-from snapctl.cli.options import CheckpointOrSaveDirArgument, JsonOption, StorageOptions, parse_storage_options
-from snapctl.cli.output import Cell, Output, format_size
-from snapctl.errors import CheckpointNotFoundError, InvalidOptionError, StorageError
+from snapctl.checkpoints import Place, find_place
+from snapctl.cli.exit_codes import ExitCode, code_of
+from snapctl.cli.options import (
+    CheckpointsOrSaveDirsArgument,
+    JsonOption,
+    RecursiveOption,
+    StorageOptions,
+    parse_storage_options,
+)
+from snapctl.cli.output import Cell, Output, error_json, format_size
+from snapctl.cli.several import code_of_several, open_several
+from snapctl.errors import CheckpointNotFoundError, InvalidOptionError, InvalidPathError, SnapctlError, StorageError
 from snapctl.verification.data_plan import parse_sample
-from snapctl.verification.targets import Targets, find_targets
+from snapctl.verification.targets import Targets, find_targets, find_targets_in
 from snapctl.verification.verdicts import CheckpointReport, Unchecked
 from snapctl.verification.verifier import Progress, Thoroughness, verify
 
@@ -36,7 +44,8 @@ class LevelName(str, Enum):
 
 def command(
     context: typer.Context,
-    checkpoint: CheckpointOrSaveDirArgument,
+    checkpoints: CheckpointsOrSaveDirsArgument,
+    recursive: RecursiveOption = False,
     every: Annotated[bool, typer.Option("--all", help="All complete checkpoints of the save directory.")] = False,
     step: Annotated[
         list[int] | None, typer.Option(metavar="N", min=0, help="This step of the save directory. Repeatable.")
@@ -65,13 +74,77 @@ def command(
         raise InvalidOptionError("--all and --step exclude each other")
     how = Thoroughness(level.value, finite, None if sample is None else parse_sample(sample), jobs)
     options = parse_storage_options(storage_option)
-    targets = find_targets(checkpoint, steps=step or (), every=every, level=how.level, options=options)
+    if recursive or len(checkpoints) > 1:
+        if step:
+            raise InvalidOptionError("--step is for one save directory")
+        return _verify_several(out, checkpoints, how, options, every=every, recursive=recursive)
+    targets = find_targets(checkpoints[0], steps=step or (), every=every, level=how.level, options=options)
+    reports = _verify(out, targets, how, options)
+    _show(out, reports)
+    if _code(reports, targets) is ExitCode.STORAGE:
+        raise next(report.error for report in reports if isinstance(report.error, StorageError))
+    return _code(reports, targets)
+
+
+def _verify_several(
+    out: Output, paths: list[str], how: Thoroughness, options: dict[str, Any], *, every: bool, recursive: bool
+) -> ExitCode:
+    """Each of several paths; one that cannot be looked at does not keep the others from it."""
+    if recursive:
+        places, problems = open_several(paths, options, recursive=True)
+    else:
+        places, problems = [_find_one(path, options) for path in paths], ()
+    for problem in problems:
+        out.warn(f"could not be looked at: {problem}")
+    codes: list[ExitCode] = []
+    failures: list[ExitCode] = []
+    for path, place in places:
+        try:
+            if isinstance(place, SnapctlError):
+                raise place
+            targets = find_targets_in(place, every=every and place.kind == "save_dir", level=how.level)
+            reports = _verify(out, targets, how, options)
+            _show(out, reports, of=path)
+        except SnapctlError as error:
+            failures.append(code_of(error))
+            if out.as_json:
+                out.document({"save_dir": path, "checkpoints": [], "error": error_json(error, failures[-1])})
+            else:
+                out.warn(f"could not be checked: {error.message}")
+            continue
+        code = _code(reports, targets)
+        (failures if code is ExitCode.STORAGE else codes).append(code)
+        out.flush()
+    return code_of_several(codes, failures, is_partial=bool(problems))
+
+
+def _find_one(path: str, options: dict[str, Any]) -> tuple[str, Place | SnapctlError]:
+    try:
+        place = find_place(path, options)
+    except InvalidPathError:
+        raise
+    except SnapctlError as error:
+        return path, error
+    return place.storage.url, place
+
+
+def _verify(out: Output, targets: Targets, how: Thoroughness, options: dict[str, Any]) -> list[CheckpointReport]:
+    """The reports in the order of steps, without those of checkpoints that have vanished meanwhile."""
     for error in targets.not_looked_at:
         out.warn(f"could not be looked at: {error.message}")
     with _progress(out, targets, how) as on_progress:
         reports = list(verify(targets, how, options=options, on_progress=on_progress))
     reports.sort(key=lambda report: (report.step is None, report.step or 0, report.path))
-    return _show(out, reports, targets, how)
+    gone = [report for report in reports if isinstance(report.error, CheckpointNotFoundError)]
+    if targets.all_of is None and len(gone) == len(reports) and gone[0].error is not None:
+        raise gone[0].error
+    if targets.all_of is not None:  # then it is none of them any more; one that was named could not be checked
+        for report in gone:
+            out.warn(str(report.error))
+        reports = [report for report in reports if report not in gone]
+    if not reports:
+        raise CheckpointNotFoundError(f"{targets.storage.url}: no complete checkpoint")
+    return reports
 
 
 @contextmanager
@@ -95,22 +168,21 @@ def _progress(out: Output, targets: Targets, how: Thoroughness) -> Iterator[Any]
         yield tell
 
 
-def _show(out: Output, reports: list[CheckpointReport], targets: Targets, how: Thoroughness) -> ExitCode:
-    gone = [report for report in reports if isinstance(report.error, CheckpointNotFoundError)]
-    if targets.all_of is None and gone and gone[0].error is not None:
-        raise gone[0].error
-    for report in gone:
-        out.warn(str(report.error))
-    reports = [report for report in reports if report not in gone]
-    if not reports:
-        raise CheckpointNotFoundError(f"{targets.storage.url}: no complete checkpoint")
+def _show(out: Output, reports: list[CheckpointReport], *, of: str | None = None) -> None:
+    """The reports; `of` is the save directory to name, where there are several."""
     if out.as_json:
-        out.document({"checkpoints": [_report_json(report) for report in reports]})
-    else:
-        _print_tables(out, reports)
+        named = {} if of is None else {"save_dir": of}
+        out.document({**named, "checkpoints": [_report_json(report) for report in reports]})
+        return
+    if of is not None:
+        out.line(of)
+    _print_tables(out, reports)
+
+
+def _code(reports: list[CheckpointReport], targets: Targets) -> ExitCode:
     failed = [report for report in reports if report.verdict is None]
-    if len(failed) == len(reports) and isinstance(failed[0].error, StorageError):
-        raise failed[0].error
+    if len(failed) == len(reports):
+        return ExitCode.STORAGE
     if any(report.is_bad for report in reports):
         return ExitCode.NO
     return ExitCode.PARTIAL if failed or targets.not_looked_at else ExitCode.OK

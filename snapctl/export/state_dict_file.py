@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from snapctl.entry_names import nearest_names
@@ -46,7 +45,7 @@ def check_place(path: str, state: dict[str, Any], key: str, dtype: str, shape: t
 
     Raises:
         EntryNotFoundError: the state dict has no such key; the candidates are the nearest ones.
-        RefusedError: what is there is no tensor, or of another shape or dtype.
+        RefusedError: what is there is no dense tensor, or of another shape or dtype.
     """
     if key not in state:
         nearest = nearest_names(key, [name for name in state if isinstance(name, str)])
@@ -55,6 +54,9 @@ def check_place(path: str, state: dict[str, Any], key: str, dtype: str, shape: t
     held = state[key]
     if not isinstance(held, import_torch("a .pt file").Tensor):
         raise RefusedError(f"{path}: {key} is a {type(held).__name__}, not a tensor")
+    layout = str(held.layout).removeprefix("torch.")
+    if layout != "strided":
+        raise RefusedError(f"{path}: {key} is a tensor of layout {layout}, and the tensor is dense")
     held_dtype = str(held.dtype).removeprefix("torch.")
     if tuple(held.shape) != shape or held_dtype != dtype:
         hint = f"--dtype {held_dtype} converts" if tuple(held.shape) == shape else None
@@ -77,12 +79,20 @@ def put_tensor(path: str, state: dict[str, Any], key: str, tensor: torch.Tensor)
     Raises:
         StorageError: it could not be written; the old file is as it was.
     """
-    held = state[key].detach()
-    try:
-        held.copy_(tensor)
-    except RuntimeError:  # memory that cannot be written to in place: expanded, say
+    if not _write_in_place(state[key].detach(), tensor):
         state[key] = tensor
-    with NewFile(os.path.realpath(path)) as file:
+    with NewFile(path) as file:
         write_pt(state, file)
         file.commit()
         return file.size_bytes
+
+
+def _write_in_place(held: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """False where it cannot be: a tensor without memory (meta), or one whose elements share theirs (expanded)."""
+    if held.device.type == "meta":
+        return False
+    try:
+        held.copy_(tensor)
+    except RuntimeError:
+        return False
+    return True

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from snapctl.export.writing import Item, rows_of
-from snapctl.tensors.dtypes import TORCH_ONLY_DTYPES
+from snapctl.export.writing import Item, numpy_dtype_of, rows_of
+from snapctl.tensors.dtypes import TORCH_ONLY_DTYPES, convert
 from snapctl.tensors.reader import TensorReader
 from snapctl.tensors.torch_decoding import values_of
 
@@ -96,7 +95,8 @@ def _plain(value: Any) -> Number:
 
 
 def compute_stats(reader: TensorReader, items: Sequence[Item]) -> list[TensorStats]:
-    """The statistics of items, read in one go; of quantized ones of the values that they stand for.
+    """The statistics of items, read in one go: of the values as they would be written, converted where that is asked
+    for; of quantized ones of the values that they stand for.
 
     Raises:
         DamagedError, UnsupportedEntryError, RefusedError, MissingExtraError, StorageError: as `TensorReader.read`.
@@ -104,14 +104,14 @@ def compute_stats(reader: TensorReader, items: Sequence[Item]) -> list[TensorSta
     builders = [StatsBuilder() for _ in items]
     streamed = [number for number, item in enumerate(items) if item.layout.dtype not in TORCH_ONLY_DTYPES]
     for block in reader.iter_blocks((items[number].layout, items[number].region) for number in streamed):
-        builders[streamed[block.index]].add(block.array)
+        number = streamed[block.index]
+        builders[number].add(_converted(items[number], block.array))
     for number, item in enumerate(items):
         if item.layout.dtype in TORCH_ONLY_DTYPES:
             tensor = reader.read_torch(item.layout, rows_of(item))
-            builders[number].add(values_of(tensor, entry=item.layout.entry))
+            builders[number].add(_converted(item, values_of(tensor, entry=item.layout.entry)))
     return [builder.finish() for builder in builders]
 
 
-def is_finite(stats: TensorStats) -> bool:
-    """Whether every element is finite."""
-    return stats.nan == 0 and stats.inf == 0 and (stats.mean is None or not math.isnan(abs(stats.mean)))
+def _converted(item: Item, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array if item.dtype == item.layout.dtype else convert(array, numpy_dtype_of(item))

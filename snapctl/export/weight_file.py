@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from snapctl.output_file import Sink
 from snapctl.tensors.reader import Rows, TensorReader
 
 _NAMED = 5
+_ROWS = re.compile("([0-9]{0,18}):([0-9]{0,18})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ def check_content(reader: TensorReader, content: Content, file_format: str) -> N
 def write_content(
     reader: TensorReader, content: Content, file_format: str, sink: Sink, *, metadata: Mapping[str, str]
 ) -> None:
-    """Writes a file of one of `snapctl.export.writing.FORMATS`.
+    """Writes a file of one of `snapctl.export.FORMATS`.
 
     Args:
         metadata: for the header of a ``.safetensors`` file.
@@ -105,12 +107,12 @@ def write_content(
 
 
 def describe_left_out(selection: Selection) -> str | None:
-    """What a file of tensors has no room for, in words: it is never dropped in silence."""
+    """What was asked for and is no tensor, in words, where only tensors count: it is never dropped in silence."""
     if not selection.values:
         return None
     listed = ", ".join(f"{entry.path} ({entry.type})" for entry in selection.values[:_NAMED])
     more = f" and {len(selection.values) - _NAMED} more" if len(selection.values) > _NAMED else ""
-    return f"not in the file, since they are no tensors: {listed}{more}"
+    return f"left out, since they are no tensors: {listed}{more}"
 
 
 def parse_rows(text: str) -> Rows:
@@ -119,7 +121,8 @@ def parse_rows(text: str) -> Rows:
     Raises:
         InvalidOptionError: it is something else.
     """
-    start, colon, stop = text.partition(":")
-    if not colon or not all(part == "" or (part.isdecimal() and part.isascii()) for part in (start, stop)):
+    found = _ROWS.fullmatch(text)
+    if found is None:
         raise InvalidOptionError(f"--rows takes START:STOP, such as 0:1000, not {text!r}")
+    start, stop = found.groups()
     return int(start or 0), int(stop) if stop else None

@@ -21,9 +21,8 @@ from snapctl.tensors.dtypes import QUANTIZED_DTYPES, TORCH_ONLY_DTYPES, convert,
 from snapctl.tensors.layout import TensorLayout
 from snapctl.tensors.reader import MIN_COPIED_BYTES, Rows, TensorReader, region_of_rows
 from snapctl.tensors.tiling import Region
-from snapctl.tensors.torch_decoding import import_torch, torch_dtype, values_of
+from snapctl.tensors.torch_decoding import dequantize, import_torch, torch_dtype, values_of
 
-FORMATS = ("safetensors", "npy", "pt")
 MAX_HEADER_BYTES = 100_000_000
 """What readers of safetensors accept."""
 
@@ -128,10 +127,8 @@ def _check_safetensors(item: Item) -> None:
         )
     if item.name == "__metadata__":
         raise UnsupportedEntryError("a tensor cannot be named __metadata__ in a .safetensors file")
-    if any(0xD800 <= ord(character) < 0xE000 for character in item.name):
-        raise UnsupportedEntryError(
-            f"a tensor cannot be named {item.name!r} in a .safetensors file, which is UTF-8", hint=".pt can hold it"
-        )
+    if _in_utf8(item.name) != item.name:
+        raise UnsupportedEntryError(f"{item.layout.entry}: a name in a .safetensors file must be UTF-8: {item.name}")
 
 
 def numpy_dtype_of(item: Item) -> np.dtype[Any]:
@@ -161,7 +158,7 @@ def write_safetensors(reader: TensorReader, items: Sequence[Item], sink: Sink, m
     """
     check_items(items, "safetensors")
     ordered = sorted(items, key=lambda item: -DTYPE_SIZES[f"torch.{item.dtype}"])
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    header: dict[str, Any] = {"__metadata__": {key: _in_utf8(text) for key, text in metadata.items()}}
     position = 0
     for item in ordered:
         header[item.name] = {
@@ -176,6 +173,11 @@ def write_safetensors(reader: TensorReader, items: Sequence[Item], sink: Sink, m
         raise UnsupportedEntryError(f"{len(items)} tensors make a header of {len(text)} bytes: too many for one file")
     sink.write(len(text).to_bytes(8, "little") + text)
     _write_elements(reader, ordered, sink)
+
+
+def _in_utf8(text: str) -> str:
+    """A text with escapes for what UTF-8 cannot hold: half a surrogate pair, a byte of a path that is not UTF-8."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def write_npy(reader: TensorReader, item: Item, sink: Sink) -> None:
@@ -248,7 +250,7 @@ def read_torch_items(reader: TensorReader, items: Sequence[Item]) -> list[Any]:
     for number, item in enumerate(items):
         tensor = found.pop(number) if number in found else reader.read_torch(item.layout, rows_of(item))
         if item.dtype != item.layout.dtype:
-            plain = tensor.dequantize() if tensor.is_quantized else tensor
+            plain = dequantize(tensor, entry=item.layout.entry) if tensor.is_quantized else tensor
             tensor = plain.to(torch_dtype(item.dtype))
         tensors.append(tensor)
     return tensors

@@ -46,6 +46,8 @@ class Contents(msgspec.Struct, frozen=True, gc=False):
     """The announcement of a deletion."""
     manifest: FileInfo | None
     pinned: bool
+    dirs_changed_at: float | None = None
+    """When a directory last got or lost a name; None where that is not told, or does not matter."""
 
 
 def digest(files: Iterable[FileInfo]) -> Contents:

@@ -185,7 +185,7 @@ class Deleter:
 
     def _delete_incomplete(self, row: Row, storage: Storage) -> Outcome:
         files, contents = self._list(row, storage, fresh=True)
-        self._judge_remains_again(row, contents)
+        self._judge_remains_again(row, replace(contents, dirs_changed_at=storage.find_dirs_time()))
         started = self._monotonic()
         announcement = self._announce(storage, row.checkpoint, contents)
         with self._taken_back_unless_begun(storage, announcement) as begun:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 from snapctl.checkpoints import Place
 from snapctl.errors import StorageError
-from snapctl.storage import FileIdentity
+from snapctl.storage import FileIdentity, Storage
 
 Target: TypeAlias = tuple[str, int]
 """``(URL of the save directory, step)``."""
@@ -20,23 +20,38 @@ class LinkWatch:
     the same one does not count: it goes with it.
     """
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[Place], roots: Sequence[Storage] = ()) -> None:
+        """
+        Args:
+            places: the save directories.
+            roots: directories above them, whose links are followed, too.
+        """
         self._places = places
+        self._roots = roots
         self.warnings: list[str] = []
-        """Links that nobody could follow."""
+        """Links that nobody could follow, and directories whose links nobody could see."""
 
     def find_targets(self) -> dict[Target, tuple[str, ...]]:
-        """Looks at all links, at any depth: for each checkpoint that one leads to, the links' paths."""
-        links = list(self._iter_links(deep=True))
-        if not links:
-            return {}
+        """Looks at all links, at any depth: for each checkpoint that one leads to, the links' paths.
+
+        A checkpoint's directory that is another one's, too (by a bind mount), is led to by that.
+
+        Raises:
+            StorageError: a directory could not be read: what its links lead to could be deleted under them. One that
+                may not be entered is passed over, with a warning.
+        """
+        links = list(self._iter_links(deep=True, on_denied=self._warn_of_denied))
         checkpoints = dict(self._iter_identities())
         found: dict[Target, dict[str, None]] = {}
-        for place, link in links:
-            for identity in self._follow(place, link):
+        for targets in checkpoints.values():
+            for target in targets if len(targets) > 1 else ():
+                others = (f"{url}/{step}" for url, step in targets if (url, step) != target)
+                found.setdefault(target, {}).update(dict.fromkeys(others))
+        for storage, link in links:
+            for identity in self._follow(storage, link):
                 for target in checkpoints.get(identity, ()):
-                    if not _is_inside(place, link, target):
-                        found.setdefault(target, {})[place.storage.url_of(link)] = None
+                    if not _is_inside(storage.url_of(link), target):
+                        found.setdefault(target, {})[storage.url_of(link)] = None
         return {target: tuple(paths) for target, paths in found.items()}
 
     def find_link_to(self, place: Place, step: int) -> str | None:
@@ -44,15 +59,26 @@ class LinkWatch:
         identity = place.storage.identify(str(step))
         if identity is None:
             return None
-        for linking_place, link in self._iter_links(deep=False):
-            if identity in self._follow(linking_place, link):
-                return linking_place.storage.url_of(link)
+        for storage, link in self._iter_links(deep=False):
+            if identity in self._follow(storage, link):
+                return storage.url_of(link)
         return None
 
-    def _iter_links(self, *, deep: bool) -> Iterator[tuple[Place, str]]:
-        for place in self._places:
-            for link in place.storage.list_links(deep=deep):
-                yield place, link
+    def _iter_links(
+        self, *, deep: bool, on_denied: Callable[[StorageError], None] | None = None
+    ) -> Iterator[tuple[Storage, str]]:
+        known: set[str] = set()
+        for storage in [*(place.storage for place in self._places), *self._roots]:
+            for link in storage.list_links(deep=deep, on_denied=on_denied):
+                url = storage.url_of(link)
+                if url not in known:  # a root holds those of its save directories, too
+                    known.add(url)
+                    yield storage, link
+
+    def _warn_of_denied(self, error: StorageError) -> None:
+        warning = f"{error.message}: links in it, if there are any, protect nothing"
+        if warning not in self.warnings:
+            self.warnings.append(warning)
 
     def _iter_identities(self) -> Iterator[tuple[FileIdentity, list[Target]]]:
         found: dict[FileIdentity, list[Target]] = {}
@@ -68,14 +94,14 @@ class LinkWatch:
                     found.setdefault(identity, []).append((place.storage.url, int(name)))
         yield from found.items()
 
-    def _follow(self, place: Place, link: str) -> Sequence[FileIdentity]:
+    def _follow(self, storage: Storage, link: str) -> Sequence[FileIdentity]:
         try:
-            return place.storage.identify_ancestors(link)
+            return storage.identify_ancestors(link)
         except StorageError as error:
-            self.warnings.append(f"{place.storage.url_of(link)}: cannot be followed: {error.message}")
+            self.warnings.append(f"{storage.url_of(link)}: cannot be followed: {error.message}")
             return ()
 
 
-def _is_inside(place: Place, link: str, target: Target) -> bool:
-    first, slash, _ = link.partition("/")
-    return bool(slash) and (place.storage.url, first) == (target[0], str(target[1]))
+def _is_inside(link_url: str, target: Target) -> bool:
+    save_dir, step = target
+    return link_url.startswith(f"{save_dir.rstrip('/')}/{step}/")

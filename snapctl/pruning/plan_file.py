@@ -4,7 +4,8 @@ A line says what is to become of a checkpoint, and how that was recognised when 
 
     {"version": 1, "save_dir": "/runs/a", "path": "/runs/a/100", "step": 100, "action": "delete", "how": "complete",
      "state": "complete", "reasons": ["no rule keeps it"], "size_bytes": 4096, "verified": false,
-     "incomplete_older_than_seconds": null, "manifest": {"version": "…", "size_bytes": 512}, "side_files": {}}
+     "incomplete_older_than_seconds": null, "manifest": {"version": "…", "size_bytes": 512}, "side_files": {},
+     "refused": []}
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from snapctl.checkpoints import Checkpoint, parse_step
 from snapctl.errors import InvalidOptionError, NoSpaceError, SnapctlError, StorageError
 from snapctl.pruning.policy import SHORTEST_INCOMPLETE_AGE_SECONDS, DeleteLimit, Policy
 from snapctl.pruning.protection import Clock, Subject, always_kept, other_prune
-from snapctl.pruning.retention import Plan, Row, finish_plan, judge_incomplete, rank
-from snapctl.storage import Storage, open_storage
+from snapctl.pruning.retention import How, Plan, Row, finish_plan, judge_incomplete, rank
+from snapctl.storage import Storage, open_storage, split_url
 from snapctl.storage.unfinished import UnfinishedFile
 
 FORMAT_VERSION = 1
@@ -42,7 +43,7 @@ class PlanLine(msgspec.Struct, frozen=True):
     path: str
     step: int
     action: Literal["keep", "delete", "leave"]
-    how: Literal["complete", "incomplete", "interrupted", "link"] | None
+    how: How | None
     state: str
     reasons: list[str]
     size_bytes: int | None
@@ -51,6 +52,8 @@ class PlanLine(msgspec.Struct, frozen=True):
     manifest: PlannedManifest | None
     side_files: dict[str, str]
     """Markers, claims and pin, with their versions."""
+    refused: list[str] = []
+    """What guards said to the plan: such a one is for looking at, and is not carried out."""
 
 
 def format_plan(plan: Plan, policy: Policy) -> bytes:
@@ -74,6 +77,7 @@ def _line(row: Row, plan: Plan, policy: Policy) -> PlanLine:
         incomplete_older_than_seconds=policy.incomplete_older_than_seconds,
         manifest=_manifest(checkpoint),
         side_files={_text(path): version for path, version in _side_files(checkpoint).items()},
+        refused=[_text(message) for message in plan.refusals],
     )
 
 
@@ -164,6 +168,10 @@ def match_lines(
 
 def _place_of(path: str, options: Mapping[str, object]) -> tuple[str, int | None]:
     try:
+        scheme, rest = split_url(path)
+        if scheme == "gs":  # a connection of its own for each line would take longer than the deletions
+            parent_path, _, name = rest.rpartition("/")
+            return f"gs://{parent_path}", parse_step(name)
         storage = open_storage(path, options)
     except SnapctlError as error:
         raise InvalidOptionError(f"{path}: is in the plan, and is no path: {error.message}") from error
@@ -207,7 +215,9 @@ def plan_from_lines(
             rows.append(judge_incomplete(subject, ranking, aged, clock))
         else:
             rows.append(_row(subject, newest.get(subject.step), clock))
-    return finish_plan(rows, ranking, policy, save_dir=save_dir, warnings=(), refusals=())
+    refused = dict.fromkeys(message for line in lines.values() for message in line.refused)
+    refusals = [f"the plan was refused when it was made: {message}" for message in refused]
+    return finish_plan(rows, ranking, policy, save_dir=save_dir, warnings=(), refusals=refusals)
 
 
 def _first_reasons(newest: Iterable[tuple[Subject, str]]) -> Iterable[tuple[int, str]]:
@@ -228,11 +238,22 @@ def _difference(subject: Subject, line: PlanLine) -> str | None:
     checkpoint = subject.checkpoint
     if checkpoint.is_link != (line.how == "link"):
         return "not as planned: it is a link now" if checkpoint.is_link else "not as planned: it was a link"
+    if not _is_of_kind(subject, line.how):
+        return f"not as planned: it is {subject.state}, and was to be deleted as {line.how or 'nothing'}"
     if _manifest(checkpoint) != line.manifest:
         return "not as planned: its manifest is another one"
     if {_text(path): version for path, version in _side_files(checkpoint).items()} != line.side_files:
         return "not as planned: its markers, claims or pin have changed"
     return None
+
+
+def _is_of_kind(subject: Subject, how: How | None) -> bool:
+    """Whether a checkpoint, as far as it has been looked at, can be deleted in this way: a plan file can be edited."""
+    if subject.checkpoint.state == "unreadable" or subject.manifest_state == "not-looked-at":
+        return True  # kept for that already
+    if subject.checkpoint.state == "incomplete" or subject.manifest_state == "cut-off":
+        return how == "incomplete"
+    return how in ("complete", "link") or (how == "incomplete" and subject.manifest_state == "unknown")
 
 
 def deviations(plan: Plan, lines: Mapping[int, PlanLine]) -> tuple[Row, ...]:

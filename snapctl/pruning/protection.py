@@ -190,7 +190,9 @@ def judge_remains(
         return "leave", why
     if checkpoint.is_link:
         return "leave", f"{why}, behind a link"
-    if kept := [*claims_and_pins(checkpoint, clock), *(f"{link} leads to it" for link in subject.links)]:
+    kept = [f"could not be looked at: {problem}" for problem in checkpoint.unread]
+    kept += [*claims_and_pins(checkpoint, clock), *(f"{link} leads to it" for link in subject.links)]
+    if kept:
         return "leave", f"{why}, {', '.join(kept)}"
     if contents is None:
         return "delete", what
@@ -202,9 +204,9 @@ def judge_remains(
 
 def _objection(contents: Contents, older_than_seconds: float, clock: Clock) -> str | None:
     """Why these are not the remains of a dead save."""
-    newest_at, oldest_at = contents.newest_at, contents.oldest_at
-    if newest_at is None or oldest_at is None:
+    if contents.newest_at is None or contents.oldest_at is None:
         return "empty"
+    newest_at, oldest_at = max(contents.newest_at, contents.dirs_changed_at or 0.0), contents.oldest_at
     if contents.pinned:
         return "pinned"
     if contents.foreign is not None:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from snapctl.checkpoints import Place, open_save_dir
-from snapctl.errors import InvalidOptionError
+from snapctl.errors import CredentialsError, InvalidOptionError, StorageError
 from snapctl.pruning.deletion import Deleter, Outcome, remove_leftover
 from snapctl.pruning.links import LinkWatch
 from snapctl.pruning.plan_file import PlanLine, deviations, match_lines, plan_from_lines
@@ -19,7 +19,7 @@ from snapctl.pruning.policy import DeleteLimit, Policy
 from snapctl.pruning.protection import Clock, Subject
 from snapctl.pruning.retention import Plan, Row, plan_prune
 from snapctl.pruning.survey import Survey
-from snapctl.storage import run_parallel
+from snapctl.storage import Storage, run_parallel
 
 CLOCK_SLACK_SECONDS = 300.0
 """How far a machine's clock may be ahead of the storage's."""
@@ -148,13 +148,21 @@ def prepare_places(
     dry_run: bool,
     now: float | None = None,
     on_look: Progress = _ignore,
+    roots: Sequence[Storage] = (),
+    failures: list[StorageError] | None = None,
 ) -> list[Prepared]:
-    """`prepare` for save directories that are open already, each once."""
+    """`prepare` for save directories that are open already, each once.
+
+    Args:
+        roots: directories above them: the symbolic links in them protect checkpoints, too.
+        failures: takes why save directories could not be listed; the others are planned all the same.
+    """
 
     def plan_of(place: Place, clock: Clock, subjects: Collection[Subject]) -> Plan:
         return plan_prune(subjects, policy, save_dir=place.storage.url, clock=clock)
 
-    return _prepare(places, policy, plan_of, dry_run=dry_run, now=now, on_look=on_look)
+    watch = LinkWatch(places, roots)
+    return _prepare(places, policy, plan_of, watch, dry_run=dry_run, now=now, on_look=on_look, failures=failures)
 
 
 def prepare_from_lines(
@@ -173,6 +181,21 @@ def prepare_from_lines(
         StorageError: as `prepare`.
     """
     places = open_places(paths, options or {})
+    return prepare_lines(places, lines, options, max_delete=max_delete, dry_run=dry_run, on_look=on_look)
+
+
+def prepare_lines(
+    places: Sequence[Place],
+    lines: Sequence[PlanLine],
+    options: Mapping[str, Any] | None = None,
+    *,
+    max_delete: DeleteLimit | None = None,
+    dry_run: bool,
+    on_look: Progress = _ignore,
+    roots: Sequence[Storage] = (),
+    failures: list[StorageError] | None = None,
+) -> list[Prepared]:
+    """`prepare_from_lines` for save directories that are open already; `roots` and `failures` as `prepare_places`."""
     by_place = match_lines(lines, [place.storage for place in places], options or {})
 
     def plan_of(place: Place, clock: Clock, subjects: Collection[Subject]) -> Plan:
@@ -180,7 +203,8 @@ def prepare_from_lines(
         return plan_from_lines(subjects, by_place[url], max_delete=max_delete, save_dir=url, clock=clock)
 
     policy = Policy(verified=any(line.verified for line in lines), max_delete=max_delete)
-    prepared = _prepare(places, policy, plan_of, dry_run=dry_run, now=None, on_look=on_look)
+    watch = LinkWatch(places, roots)
+    prepared = _prepare(places, policy, plan_of, watch, dry_run=dry_run, now=None, on_look=on_look, failures=failures)
     return [
         replace(each, lines=lines, left_by_plan_file=deviations(each.plan, lines))
         for each in prepared
@@ -192,17 +216,26 @@ def _prepare(
     places: Sequence[Place],
     policy: Policy,
     plan_of: Callable[[Place, Clock, Collection[Subject]], Plan],
+    watch: LinkWatch,
     *,
     dry_run: bool,
     now: float | None,
     on_look: Progress,
+    failures: list[StorageError] | None,
 ) -> list[Prepared]:
-    watch = LinkWatch(places)
     targets = watch.find_targets()
     prepared = []
     for place in places:
-        clock = read_clock(place, may_write=not dry_run, now=now)
-        survey = Survey(place, clock, links=targets, verified=policy.verified)
+        try:
+            clock = read_clock(place, may_write=not dry_run, now=now)
+            survey = Survey(place, clock, links=targets, verified=policy.verified)
+        except CredentialsError:
+            raise
+        except StorageError as error:
+            if failures is None:
+                raise
+            failures.append(error)
+            continue
         plan = survey.complete(lambda subjects, p=place, c=clock: plan_of(p, c, subjects), on_look=on_look)  # type: ignore[misc]
         survey.warnings += watch.warnings
         watch.warnings = []

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from snapctl.checkpoints import Checkpoint, State
 from snapctl.durations import format_duration
+from snapctl.manifest import no_garbage_collection
 from snapctl.markers import format_time
 from snapctl.metrics import metric_value, names_partition, rank_by_metric
 from snapctl.pruning.periods import Period, span_of
@@ -89,7 +90,7 @@ class Plan(msgspec.Struct, frozen=True):
     @property
     def not_looked_at(self) -> tuple[Row, ...]:
         """What the storage did not let us look at, and is kept for that."""
-        return tuple(row for row in self.rows if row.subject.was_not_looked_at)
+        return tuple(row for row in self.rows if row.subject.was_not_looked_at and row.action != "delete")
 
 
 class Ranking(msgspec.Struct):
@@ -138,6 +139,7 @@ def _first(subjects: Sequence[Subject]) -> Subject | None:
 # -- the plan --------------------------------------------------------------------------------------------------------
 
 
+@no_garbage_collection()
 def plan_prune(subjects: Iterable[Subject], policy: Policy, *, save_dir: str, clock: Clock) -> Plan:
     """What a policy makes of the checkpoints of a save directory.
 
@@ -394,7 +396,10 @@ def _apply_metric_rules(kept: _Kept, policy: Policy) -> None:
             scored = {checkpoint.step for checkpoint in ranked}
             named = names_partition((subject.checkpoint for subject in ranking.counting), rule.metric)
             for subject in ranking.counting:
-                if subject.step not in scored and metric_value(subject.checkpoint, rule.metric, named=named) is None:
+                if subject.step in scored:
+                    continue
+                was_ranked = subject.step in by_step
+                if was_ranked or metric_value(subject.checkpoint, rule.metric, named=named) is None:
                     kept.add(subject.step, f"keep-unscored {rule.metric.text}")
     for partition in policy.keep_unevaluated:
         for subject in ranking.counting:
@@ -407,10 +412,10 @@ def _apply_metric_rules(kept: _Kept, policy: Policy) -> None:
 
 def _guards(rows: Sequence[Row], kept: _Kept, policy: Policy) -> tuple[list[str], list[str]]:
     """``(warnings, refusals)``: a rule that keeps nothing is more often a typo than meant."""
-    if all(row.action != "delete" or row.how == "interrupted" for row in rows):
-        return [], []
     counting = kept.ranking.counting
-    highest = counting[-1].step if counting else -1
+    if not counting or all(row.action != "delete" or row.how == "interrupted" for row in rows):
+        return [], []  # nothing will be deleted that a rule could have kept
+    highest = counting[-1].step
     unmatched: list[str] = []
     for rule in policy.keep_every:
         if kept.matches[f"keep-every {rule}"] == 0 and highest >= rule.every:

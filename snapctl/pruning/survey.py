@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from msgspec.structs import replace
 
 from snapctl.checkpoints import Place, find_checkpoints
-from snapctl.errors import CredentialsError, ManifestError, StorageError, StorageNotFoundError
+from snapctl.errors import BucketNotFoundError, CredentialsError, ManifestError, StorageError, StorageNotFoundError
 from snapctl.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from snapctl.markers import DELETING_NAME
 from snapctl.pruning.contents import digest
@@ -95,9 +95,14 @@ class Survey:
                 subject = replace(subject, passes=not check_whole(storage, manifest, files).problems)
             if needs_listing:
                 self.listings.add(subject.step, files)
-                subject = _with_announcement(replace(subject, contents=digest(files)), storage)
-        except CredentialsError:
+                contents = digest(files)
+                if subject.checkpoint.state == "incomplete" or subject.manifest_state == "cut-off":
+                    contents = replace(contents, dirs_changed_at=storage.find_dirs_time())
+                subject = _with_announcement(replace(subject, contents=contents), storage)
+        except (CredentialsError, BucketNotFoundError):
             raise
+        except StorageNotFoundError:
+            return replace(_gone(subject), contents=digest(()))
         except StorageError as error:
             return _not_looked_at(subject, error)
         return subject
@@ -109,8 +114,7 @@ def _parse(subject: Subject, storage: Storage) -> tuple[Subject, Manifest | None
     try:
         data = storage.read(MANIFEST_NAME, version=version)
     except StorageNotFoundError:  # deleted or replaced since it was listed
-        gone = replace(subject.checkpoint, state="incomplete", manifest=None, created_at=None)
-        return replace(subject, checkpoint=gone), None
+        return _gone(subject), None
     if file is not None and len(data) != file.size_bytes:
         return replace(subject, manifest_state="unusable", problem="it is being written"), None
     try:
@@ -118,6 +122,11 @@ def _parse(subject: Subject, storage: Storage) -> tuple[Subject, Manifest | None
     except ManifestError as error:
         state: ManifestState = "cut-off" if error.kind == "unparsable" else "unusable"
         return replace(subject, manifest_state=state, problem=error.message), None
+
+
+def _gone(subject: Subject) -> Subject:
+    """A checkpoint that somebody else deletes, or is saving again."""
+    return replace(subject, checkpoint=replace(subject.checkpoint, state="incomplete", manifest=None, created_at=None))
 
 
 def _with_announcement(subject: Subject, storage: Storage) -> Subject:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from snapctl.checksums import crc32c
-from snapctl.errors import SaveError, StorageError, UnavailableError
+from snapctl.errors import (
+    PermissionDeniedError,
+    PreconditionError,
+    SaveError,
+    StorageError,
+    StorageNotFoundError,
+    UnavailableError,
+)
 from snapctl.manifest import MANIFEST_NAME
 from snapctl.markers import DELETING_NAME, MARKER_DIR, claim_of_path, partition_of_marker
 from snapctl.save_record import SAVE_RECORD_PATH, BlobSum, SaveRecord, format_save_record
@@ -17,6 +27,8 @@ from snapctl.storage import DeletedFiles, FileInfo, Storage, run_parallel
 from snapctl.storage.local_paths import TEMPORARY_MARK
 
 RECORD_DIR = SAVE_RECORD_PATH.rpartition("/")[0]
+ANNOUNCEMENT_PATH = f"{RECORD_DIR}/save.0.json"
+"""Stands there while a save is under way, and goes when another one clears the step."""
 _BLOB_DIR = re.compile(r"0|[1-9][0-9]*|replicated|sharded|replicated_sharded|batched")
 _NOT_FOR_YAML = re.compile(
     "[^\\n\\x20-\\x7e\\xa0-\\u2027\\u202a-\\ud7ff\\ue000-\\ufefe\\uff00-\\ufffd\\U00010000-\\U0010ffff]"
@@ -27,11 +39,14 @@ def clear_step(storage: Storage, *, durable: bool = True) -> list[FileInfo]:
     """Makes a step's directory ready for being saved (again): no reader takes it for complete or evaluated any more.
 
     The manifest goes first, then announcements of deletions, markers and claims, and the record of the earlier save.
-    A pin stays, and so do the old blobs for now.
+    A pin stays, and so do the old blobs for now. Nothing is written through a link: where the step is one, to a
+    checkpoint of another run perhaps, the link goes, and what it leads to stays; so do links inside it that may lead to
+    other directories.
 
     Returns:
         The files that are left.
     """
+    _remove_link(storage)
     storage.make_dir(durable=durable)
     files = storage.list_tree()
     found = {file.path for file in files}
@@ -39,7 +54,8 @@ def clear_step(storage: Storage, *, durable: bool = True) -> list[FileInfo]:
         storage.delete(MANIFEST_NAME)
         if durable:
             storage.sync_dir()
-    stale = [path for path in sorted(found) if _belongs_to_the_earlier_save(path)]
+    away = {file.path for file in files if file.is_link and not file.is_regular}
+    stale = [path for path in sorted(found) if path in away or _belongs_to_the_earlier_save(path)]
     run_parallel(storage.delete, stale, jobs=storage.parallel_requests)
     for directory in (MARKER_DIR, RECORD_DIR):
         if any(path.startswith(f"{directory}/") for path in stale):
@@ -48,6 +64,58 @@ def clear_step(storage: Storage, *, durable: bool = True) -> list[FileInfo]:
             storage.delete_empty_dirs(directory)
     gone = {MANIFEST_NAME, *stale}
     return [file for file in files if file.path not in gone]
+
+
+def _remove_link(storage: Storage) -> None:
+    parent = storage.parent()
+    if parent is not None:
+        with contextlib.suppress(PreconditionError):  # it is none
+            parent.delete_link(storage.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What says in a step's directory that a save is under way, and which."""
+
+    body: bytes
+    file: FileInfo
+
+
+def announce(storage: Storage) -> Announcement:
+    """Says that a save has begun."""
+    body = msgspec.json.encode({"save": uuid.uuid4().hex})
+    return Announcement(body, storage.write(ANNOUNCEMENT_PATH, body, durable=False))
+
+
+def check_alone(storage: Storage, announced: Announcement) -> None:
+    """Whether no other save (of a job that was started again while this one still lives, say) has begun meanwhile.
+
+    Raises:
+        SaveError: one has: the blobs are no longer all ours, and to commit them would make a checkpoint of two states.
+    """
+    if not _stands(storage, announced):
+        raise SaveError(
+            f"another save into {storage.url} has begun meanwhile",
+            hint="is another job running that saves into the same directory?",
+        )
+
+
+def withdraw(storage: Storage, announced: Announcement, *, has_looked: bool = False) -> None:
+    """The save is over. Who may not delete (a bucket with a retention policy) leaves it there: it harms nothing.
+
+    Args:
+        has_looked: `check_alone` has just been called.
+    """
+    if has_looked or _stands(storage, announced):
+        with contextlib.suppress(PreconditionError, PermissionDeniedError):  # another one's by now; see above
+            storage.delete(ANNOUNCEMENT_PATH, version=announced.file.version)
+
+
+def _stands(storage: Storage, announced: Announcement) -> bool:
+    try:
+        return storage.read(ANNOUNCEMENT_PATH) == announced.body
+    except StorageNotFoundError:
+        return False
 
 
 def _belongs_to_the_earlier_save(path: str) -> bool:
@@ -136,6 +204,8 @@ def commit(storage: Storage, manifest: bytes, record: SaveRecord, *, durable: bo
             return
         if isinstance(error, UnavailableError) or not (has_looked or was_refused):
             raise SaveError(f"the manifest may have been written or not: {error}", unknown=True) from error
+        with contextlib.suppress(StorageError):
+            storage.delete(SAVE_RECORD_PATH)
         raise
 
 

@@ -31,7 +31,10 @@ from snapctl.ranks import Ranks, StoreRanks, describe
 from snapctl.save_record import RankTimings, SaveRecord
 from snapctl.saving import exiting
 from snapctl.saving.commit import (
+    Announcement,
+    announce,
     blob_sum,
+    check_alone,
     check_visible,
     clear_step,
     commit,
@@ -39,6 +42,7 @@ from snapctl.saving.commit import (
     encode_manifest,
     merge_blobs,
     plan_old_blobs,
+    withdraw,
 )
 from snapctl.saving.plugin import SnapctlPlugin, plugin_url
 from snapctl.saving.staging import Staged, stage
@@ -47,6 +51,8 @@ from snapctl.storage import FileInfo, Storage, open_storage
 logger = logging.getLogger(__package__)
 
 WATCH_SECONDS = 0.1
+LOOK_SECONDS = 1.0
+"""How often to look for another job's save into the same step, which would write blobs of the same names."""
 GRACE_SECONDS = 5.0
 """How long a failure is held back so that its blobs can be removed first: not longer than a request that hangs."""
 
@@ -173,6 +179,8 @@ class _Save:
         self._plugin: SnapctlPlugin | None = None
         self._staged: Staged | None = None
         self._old: list[FileInfo] = []
+        self._announced: Announcement | None = None
+        self._next_look = 0.0
         self._has_reported = False
         self._unknown = False
         self._kept: Collection[str] = ()
@@ -192,7 +200,7 @@ class _Save:
             self.pending.path = storage.url
             self._await_same_path()
             self._plugin = SnapctlPlugin(
-                storage, durable=self._options.fsync, checksums=self._options.checksums, check=self._ranks.check
+                storage, durable=self._options.fsync, checksums=self._options.checksums, check=self._check
             )
             self._staged = stage(
                 self._app_state,
@@ -227,6 +235,7 @@ class _Save:
         self._ranks.gather(None)
         if self._ranks.rank == 0 and self._plugin is not None:
             self._old = clear_step(self._plugin.storage, durable=self._options.fsync)
+            self._announced = announce(self._plugin.storage)
         self._ranks.share(None)
 
     # -- while training goes on --------------------------------------------------------------------------------
@@ -244,11 +253,15 @@ class _Save:
             self._fail(error)
             logger.error("%s: %s", self.pending.path, self.pending._error)  # noqa: TRY400 - wait() has the traceback
         else:
+            with self._tidying():
+                self._withdraw(has_looked=True)
             self.pending._over.set()
             self._log(timings, everybody)
-            self._tidy()
-        self._wind_up()
-        self._leave()
+            with self._tidying():
+                self._tidy()
+        finally:
+            self._wind_up()
+            self._leave()
 
     def _leave(self) -> None:
         try:
@@ -264,6 +277,15 @@ class _Save:
         size_bytes = sum(written.sum.size_bytes for written in self._plugin.written.values())
         durable_seconds = time.monotonic() - self._started
         return RankTimings(self._ranks.rank, self._blocked_seconds, durable_seconds, size_bytes)
+
+    def _check(self) -> None:
+        """Called before each blob, in the thread that writes it; raises what ends the save."""
+        self._ranks.check()
+        now = time.monotonic()
+        if self._plugin is not None and self._announced is not None and now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            with contextlib.suppress(StorageError):  # the look before the commit must succeed; this one need not
+                check_alone(self._plugin.storage, self._announced)
 
     async def _complete(self) -> None:
         """Until all is written, or another rank has failed: then what is under way is left to itself."""
@@ -298,6 +320,8 @@ class _Save:
             )
             self._kept = merged.keys()
             self._ranks.check()
+            if self._announced is not None:
+                check_alone(storage, self._announced)
             commit(storage, manifest, record, durable=self._options.fsync)
         self._tell_of_the_commit()
         return all_timings
@@ -330,15 +354,27 @@ class _Save:
             fields["slowest_durable_seconds"] = round(slowest.durable_seconds, 3)
         logger.info("saved %s", " ".join(f"{key}={value}" for key, value in fields.items()), extra={"snapctl": fields})
 
+    @contextlib.contextmanager
+    def _tidying(self) -> Iterator[None]:
+        """What goes wrong in it is only told: the outcome stands, and the next save waits for the end of this one."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            logger.warning("%s: not all is tidied up: %s", self.pending.path, describe(error))
+
+    def _withdraw(self, *, has_looked: bool = False) -> None:
+        if self._plugin is not None and self._announced is not None:
+            withdraw(self._plugin.storage, self._announced, has_looked=has_looked)
+
     def _tidy(self) -> None:
         if self._plugin is None or not self._old:
             return
-        try:
-            failed = delete_blobs(self._plugin.storage, plan_old_blobs(self._old, self._kept)).failed
-        except StorageError as error:
-            failed = [error]
+        self._delete(self._plugin.storage, plan_old_blobs(self._old, self._kept))
+
+    def _delete(self, storage: Storage, files: Sequence[FileInfo]) -> None:
+        failed = delete_blobs(storage, files).failed
         if failed:
-            logger.warning("%s: old blobs are left behind (%d): %s", self.pending.path, len(failed), failed[0])
+            logger.warning("%s: blobs are left behind (%d): %s", self.pending.path, len(failed), failed[0])
 
     # -- the end, good or bad ----------------------------------------------------------------------------------
 
@@ -373,13 +409,12 @@ class _Save:
         failed = self.pending._error is not None
         self.pending._over.set()
         try:
-            self._close_loop()
-            if self._plugin is not None:
-                self._plugin.shut_down()
-                if failed and not self._unknown:
-                    self._remove_blobs()
-        except Exception as error:  # noqa: BLE001 - the next save waits for this one, and must not hang
-            logger.warning("%s: not all is tidied up: %s", self.pending.path, describe(error))
+            with self._tidying():
+                self._close_loop()
+                if self._plugin is not None:
+                    self._plugin.shut_down()
+                    if failed and not self._unknown:
+                        self._remove_blobs()
         finally:
             self._staged = None
             self.pending._released.set()
@@ -395,7 +430,8 @@ class _Save:
     def _remove_blobs(self) -> None:
         """Makes room again: the blobs of a checkpoint that will never be complete."""
         assert self._plugin is not None
-        delete_blobs(self._plugin.storage, [written.file for written in self._plugin.written.values()])
+        self._delete(self._plugin.storage, [written.file for written in self._plugin.written.values()])
+        self._withdraw()
         self._plugin.storage.delete_empty_dirs()
 
 

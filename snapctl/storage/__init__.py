@@ -15,7 +15,16 @@ from snapctl.errors import InvalidPathError
 from snapctl.storage.base import Storage, check_length, check_relative_path, cuts_of
 from snapctl.storage.local import LocalStorage
 from snapctl.storage.running import collect_errors, run_parallel, time_limit
-from snapctl.storage.values import DeletedFiles, FileIdentity, FileInfo, ListedTree, Listing, ScannedDir, StorageTime
+from snapctl.storage.values import (
+    DeletedFiles,
+    FileIdentity,
+    FileInfo,
+    ListedTree,
+    Listing,
+    ScannedDir,
+    StorageTime,
+    WalkFailure,
+)
 
 __all__ = [
     "DeletedFiles",
@@ -27,6 +36,7 @@ __all__ = [
     "ScannedDir",
     "Storage",
     "StorageTime",
+    "WalkFailure",
     "check_length",
     "check_relative_path",
     "collect_errors",

@@ -26,7 +26,16 @@ from snapctl.errors import (
     UnavailableError,
 )
 from snapctl.storage.running import collect_errors, run_parallel
-from snapctl.storage.values import DeletedFiles, FileIdentity, FileInfo, ListedTree, Listing, ScannedDir, StorageTime
+from snapctl.storage.values import (
+    DeletedFiles,
+    FileIdentity,
+    FileInfo,
+    ListedTree,
+    Listing,
+    ScannedDir,
+    StorageTime,
+    WalkFailure,
+)
 
 PART_FILES = 995
 """What fits into a page of a listing, but for a few names that nobody expected."""
@@ -109,6 +118,36 @@ class Storage(abc.ABC):
                 continue
             skip = len(name) + 1
             yield ListedTree(name, [msgspec.structs.replace(file, path=file.path[skip:]) for file in files])
+
+    def walk(self, wanted: Sequence[str] = ()) -> Iterator[list[FileInfo] | WalkFailure]:
+        """All that lies below this directory, in parts, so that nobody has to hold it all.
+
+        What lies below one directory comes together, whatever its depth. A directory in which nothing may lie comes
+        as a folder object would, with a slash at the end of its path; so does a symbolic link to a directory
+        (`FileInfo.is_link`), which is never entered: there are no cycles.
+
+        Args:
+            wanted: names as `scan` takes them, here in any directory: of other files nothing but the size need be
+                told, and of none its version or checksum.
+        """
+        todo = [""]
+        while todo:
+            path = todo.pop()
+            try:
+                listing = self.list_dir(path)
+            except StorageNotFoundError:
+                continue  # it vanished meanwhile
+            except StorageError as error:
+                yield WalkFailure(path, error)
+                continue
+            base = f"{path}/" if path else ""
+            links = sorted(listing.linked_dirs)
+            yield [
+                *([FileInfo(base, 0, 0.0)] if base else ()),
+                *listing.files,
+                *(FileInfo(f"{base}{name}/", 0, 0.0, is_link=True) for name in links),
+            ]
+            todo += [base + name for name in reversed(listing.dirs) if name not in listing.linked_dirs]
 
     @abc.abstractmethod
     def find_file(self, path: str) -> FileInfo | None:
@@ -268,6 +307,14 @@ class Storage(abc.ABC):
     def delete_empty_dirs(self, path: str = "") -> None:  # noqa: B027
         """Removes a directory and those in it, as far as they are empty. Nothing to do on an object store."""
 
+    def find_dirs_time(self) -> float | None:
+        """When a name was last added to, or removed from, this directory or one below it; None where there are no
+        directories.
+
+        Who copies with the old times of the files (``rsync -a``, ``cp -a``) sets those of a directory when it is full.
+        """
+        return None
+
     def sync_dir(self, path: str = "") -> None:  # noqa: B027
         """Makes the names in a directory durable. Nothing to do on an object store."""
 
@@ -303,10 +350,16 @@ class Storage(abc.ABC):
         """For how long the storage keeps, and bills, what was deleted; None for not at all, or if it does not say."""
         return None
 
-    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
+    def list_links(
+        self, path: str = "", *, deep: bool, on_denied: Callable[[StorageError], None] | None = None
+    ) -> list[str]:
         """Paths of the symbolic links in a directory, or at any depth below it; none are followed.
 
-        What may not be entered is passed over.
+        Args:
+            on_denied: is told of each directory that may not be entered, and that is passed over.
+
+        Raises:
+            StorageError: a directory could not be read to its end, or may not be entered and nobody is told.
         """
         return []
 

@@ -11,6 +11,7 @@ from threading import Event
 
 from snapctl.errors import (
     InvalidPathError,
+    PermissionDeniedError,
     PreconditionError,
     RefusedError,
     StorageError,
@@ -36,7 +37,7 @@ from snapctl.storage.local_paths import NOT_THERE, absolute_path, translate_os_e
 from snapctl.storage.unfinished import UnfinishedFile, remove_litter
 from snapctl.storage.values import DeletedFiles, FileIdentity, FileInfo, Listing, ScannedDir
 
-_BLOB_ATTEMPTS = 20
+_WRITE_ATTEMPTS = 20
 MAX_WHOLE_BYTES = 4 << 30
 """No manifest, marker or record has so many: it would be a file that only looks large, or no such file."""
 
@@ -239,18 +240,7 @@ class LocalStorage(Storage):
         if exclusive and not durable:
             return self._create(path, data)
         try:
-            self._make_parents(path, durable=durable)
-            with UnfinishedFile(full) as file:
-                file.write(data)
-                if durable:
-                    os.fsync(file.descriptor)
-                if exclusive:
-                    file.create()
-                elif version:
-                    replace_version(file, full, version)
-                else:
-                    file.replace()
-                found = file.status()
+            found = self._write_whole(path, data, exclusive=exclusive, version=version, durable=durable)
         except FileExistsError as error:
             if isinstance(error, StorageError):
                 raise
@@ -262,20 +252,48 @@ class LocalStorage(Storage):
             self.sync_dir(os.path.dirname(path))
         return file_info(path, found, found)
 
+    def _write_whole(
+        self, path: str, data: bytes | memoryview, *, exclusive: bool, version: str, durable: bool
+    ) -> os.stat_result:
+        full = self._file(path)
+        for _ in range(_WRITE_ATTEMPTS):
+            self._make_parents(path, durable=durable)
+            try:
+                with UnfinishedFile(full) as file:
+                    file.write(data)
+                    if durable:
+                        os.fsync(file.descriptor)
+                    if exclusive:
+                        file.create()
+                    elif version:
+                        replace_version(file, full, version)
+                    else:
+                        file.replace()
+                    return file.status()
+            except FileNotFoundError:
+                if version or "/" not in path or not os.path.isdir(self.url):
+                    raise
+                # whoever deletes in this directory has removed the one for the file, which was empty
+        raise FileNotFoundError(errno.ENOENT, "its directory comes and goes")
+
     def write_blob(self, path: str, data: bytes | memoryview, *, durable: bool = True) -> FileInfo:
         full = self._file(path)
         self._check_parents(path)
         try:
-            self._make_parents(path, durable=False)
-            for attempt in range(_BLOB_ATTEMPTS):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(full)  # never written into: it may be linked elsewhere, or be open in a reader
+            for attempt in range(1, _WRITE_ATTEMPTS + 1):
                 try:
+                    self._make_parents(path, durable=False)
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(full)  # never written into: it may be linked elsewhere, or be open in a reader
                     write_new_file(full, data, durable=durable)
                     break
                 except FileExistsError:  # another rank holds the same shard, and writes it, too
-                    if attempt == _BLOB_ATTEMPTS - 1:
+                    if attempt == _WRITE_ATTEMPTS:
                         raise
+                except FileNotFoundError:  # whoever deletes an earlier save of this step has removed what was empty
+                    if attempt == _WRITE_ATTEMPTS:
+                        raise
+                    self.make_dir(durable=durable)
             found = os.lstat(full)  # over NFS the times are settled only when it is closed
         except OSError as error:
             raise translate_os_error(error, full) from error
@@ -384,6 +402,13 @@ class LocalStorage(Storage):
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
 
+    def find_dirs_time(self) -> float | None:
+        newest: float | None = None
+        for directory, _, _ in os.walk(self.url):
+            with contextlib.suppress(FileNotFoundError):
+                newest = max(newest or 0.0, os.stat(directory).st_mtime)
+        return newest
+
     def sync_dir(self, path: str = "") -> None:
         full = self._full(path)
         with contextlib.suppress(OSError):  # not every file system can, and the data itself is durable already
@@ -393,18 +418,29 @@ class LocalStorage(Storage):
             finally:
                 os.close(descriptor)
 
-    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
+    def list_links(
+        self, path: str = "", *, deep: bool, on_denied: Callable[[StorageError], None] | None = None
+    ) -> list[str]:
         links: list[str] = []
         todo = [path]
         while todo:
             directory = todo.pop()
-            with contextlib.suppress(OSError), os.scandir(self._full(directory)) as entries:
-                for entry in entries:
-                    name = f"{directory}/{entry.name}" if directory else entry.name
-                    if entry.is_symlink():
-                        links.append(name)
-                    elif deep and entry.is_dir(follow_symlinks=False):
-                        todo.append(name)
+            full = self._full(directory)
+            try:
+                with os.scandir(full) as entries:
+                    for entry in entries:
+                        name = f"{directory}/{entry.name}" if directory else entry.name
+                        if entry.is_symlink():
+                            links.append(name)
+                        elif deep and entry.is_dir(follow_symlinks=False):
+                            todo.append(name)
+            except OSError as error:
+                if error.errno in NOT_THERE:
+                    continue
+                translated = translate_os_error(error, full)
+                if on_denied is None or not isinstance(translated, PermissionDeniedError):
+                    raise translated from error
+                on_denied(translated)
         return sorted(links)
 
     def identify(self, path: str = "") -> FileIdentity | None:

@@ -11,6 +11,7 @@ from snapctl.errors import (
     NoSpaceError,
     PermissionDeniedError,
     StorageError,
+    StorageNotFoundError,
 )
 from snapctl.storage.base import not_found
 
@@ -25,9 +26,9 @@ def translate_os_error(error: OSError, path: str) -> StorageError:
     """An error of the operating system as one of ours, with the path in it."""
     if isinstance(error, StorageError):
         return error
-    if error.errno in NOT_THERE:
-        return not_found(path)
     text = f"{path}: {error.strerror or error}"
+    if error.errno in NOT_THERE:
+        return not_found(path) if error.errno == errno.ENOENT else StorageNotFoundError(text, url=path)
     if error.errno in (errno.EACCES, errno.EPERM):
         return PermissionDeniedError(text, url=path)
     if error.errno in _NO_SPACE:

@@ -99,3 +99,11 @@ class ListedTree(msgspec.Struct, gc=False):
     """Sorted by path; paths are relative to the child directory. Empty where there is nothing."""
     error: StorageError | None = None
     """It could not be listed."""
+
+
+class WalkFailure(msgspec.Struct, gc=False):
+    """A directory that `Storage.walk` could not list, or not to its end."""
+
+    path: str
+    """Relative, without a slash at the end; empty for the storage itself."""
+    error: StorageError

@@ -14,6 +14,7 @@ from snapctl.errors import (
     InvalidPathError,
     PreconditionError,
     ShortReadError,
+    StorageError,
     StorageNotFoundError,
 )
 from snapctl.output_file import NewFile
@@ -143,6 +144,10 @@ class BlobReader:
         try:
             yield
         except ShortReadError as error:
+            found = self._files.get(location)
+            if found is not None and found.size_bytes >= end:  # it is the answer that is wrong
+                text = f"{error.message}, and it had {found.size_bytes} when it was looked up"
+                raise StorageError(text, url=error.url) from error
             raise DamagedError(
                 f"{entry}: {location} ends at byte {start + error.found_bytes}, and it needs {end}",
                 kind="short-blob",
@@ -255,4 +260,9 @@ def missing_blob(entry: str, location: str) -> DamagedError:
 
 
 def _is_readable(location: str) -> bool:
+    """Whether a storage can have a file of that name at all."""
+    try:
+        location.encode()
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
     return not any(part in ("", ".", "..") for part in location.split("/")) and "\0" not in location

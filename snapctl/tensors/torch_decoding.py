@@ -214,10 +214,18 @@ def decode_quantized(data: memoryview, shape: tuple[int, ...], dtype: str, seria
     def elements(start: int) -> Any:
         return numerics.from_numpy(np.frombuffer(data, kind, count, start).reshape(shape).copy())
 
+    def check_zero_points(found: Sequence[int]) -> None:
+        """torch makes tensors of zero points that it refuses to compute with."""
+        limits = np.iinfo(kind)
+        for zero_point in found:
+            if not limits.min <= zero_point <= limits.max:
+                raise damaged(f"its zero point is {zero_point}, which no {kind} is")
+
     if serializer == "per_tensor_qtensor":
         if len(data) != size + 16:
             raise damaged(f"{len(data)} bytes, and per_tensor_qtensor takes {size + 16}")
         scale, zero_point = struct.unpack_from("<dq", data, size)
+        check_zero_points([zero_point])
         return _per_tensor(numerics, elements(0), scale, zero_point)
     if len(data) < 8:
         raise damaged(f"{len(data)} bytes, too few for a per_channel_qtensor")
@@ -228,9 +236,12 @@ def decode_quantized(data: memoryview, shape: tuple[int, ...], dtype: str, seria
     if len(data) != 8 + size + 16 * channels:
         raise damaged(f"{len(data)} bytes, and per_channel_qtensor takes {8 + size + 16 * channels}")
     scales = numerics.from_numpy(np.frombuffer(data, "<f8", channels, 8 + size).copy())
-    zero_points = numerics.from_numpy(np.frombuffer(data, "<i8", channels, 8 + size + 8 * channels).copy())
+    zero_points = np.frombuffer(data, "<i8", channels, 8 + size + 8 * channels).copy()
+    check_zero_points(zero_points.tolist())
     with _quiet():
-        tensor: torch.Tensor = numerics._make_per_channel_quantized_tensor(elements(8), scales, zero_points, axis)
+        tensor: torch.Tensor = numerics._make_per_channel_quantized_tensor(
+            elements(8), scales, numerics.from_numpy(zero_points), axis
+        )
     return tensor
 
 
@@ -313,8 +324,20 @@ def torch_elements(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def values_of(tensor: torch.Tensor, *, entry: str) -> np.ndarray[Any, Any]:
-    """The values of a tensor of a dtype that numpy lacks: dequantized, or as complex64."""
-    numerics = import_torch(entry)
-    with _quiet():
-        plain = tensor.dequantize() if tensor.is_quantized else tensor.to(numerics.complex64)
+    """The values of a tensor of a dtype that numpy lacks: dequantized (raises as `dequantize`), or as complex64."""
+    plain = dequantize(tensor, entry=entry) if tensor.is_quantized else tensor.to(import_torch(entry).complex64)
     return torch_to_numpy(plain, entry=entry)
+
+
+def dequantize(tensor: torch.Tensor, *, entry: str) -> torch.Tensor:
+    """The values that a quantized tensor stands for, as float32.
+
+    Raises:
+        DamagedError: its scales or zero points are none (an archive of ``torch.save`` may say anything).
+    """
+    try:
+        with _quiet():
+            return tensor.dequantize()
+    except RuntimeError as error:
+        text = " ".join(str(error).split())[:160]
+        raise DamagedError(f"{entry}: cannot be dequantized: {text}", kind="undecodable", entry=entry) from error

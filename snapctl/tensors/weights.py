@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from snapctl.entry_names import MAX_CANDIDATES, EntryIndex, find_entries
+from snapctl.entry_names import MAX_CANDIDATES, EntryIndex, differing_ranks, find_entries
 from snapctl.errors import EntryNotFoundError, InvalidOptionError
 from snapctl.manifest import LogicalEntry
 from snapctl.snapshots import open_snapshot
@@ -58,10 +58,13 @@ def read_tensor(
     wanted = None if dtype is None else numpy_dtype(dtype.removeprefix("torch."))
     snapshot = open_snapshot(checkpoint, step, storage_options)
     index = EntryIndex(snapshot.manifest)
-    found = find_entries(index, name, rank=rank).entries
+    match = find_entries(index, name, rank=rank)
+    for entries in match.ambiguous:
+        raise differing_ranks(name, entries)
+    found = match.entries
     if len(found) != 1:
         raise EntryNotFoundError(
-            f"{name}: {len(found)} entries fit", candidates=tuple(entry.path for entry in found[:20])
+            f"{name}: {len(found)} entries fit", candidates=tuple(entry.path for entry in found[:MAX_CANDIDATES])
         )
     with TensorReader(snapshot.storage) as reader:
         layout = reader.learn(choose_layout(reader, index, found[0]))

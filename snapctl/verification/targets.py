@@ -71,7 +71,11 @@ def find_targets(
         SaveDirNotFoundError, CheckpointNotFoundError: it is not there, or incomplete.
         StorageError: it could not be looked at.
     """
-    place = find_place(path, options)
+    return find_targets_in(find_place(path, options), steps=steps, every=every, level=level)
+
+
+def find_targets_in(place: Place, *, steps: Sequence[int] = (), every: bool = False, level: Level = "size") -> Targets:
+    """`find_targets` for a path that has been looked at already."""
     storage = place.storage
     if place.kind == "checkpoint":
         if steps or every:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.restore_weight.common import TABLE, left, load_npy, restore, write_simple, write_two_ranks
 from tests.support.shards import Builder, random_array
-from tests.support.snapshots import tensor_entry
+from tests.support.snapshots import primitive, tensor_entry
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,9 @@ from tests.support.snapshots import tensor_entry
         ["-o", "x.npy", "--rank", "1"],
         ["-o", "x.npy", "--rows", "0:13"],
         ["-o", "x.npy", "--rows", "5:4"],
+        ["-o", "x.npy", "--rows", "0:" + "9" * 5000],
+        ["-o", "x/", "--format", "npy"],
+        ["-o", "x/.", "--format", "npy"],
         ["-o", "x.safetensors", "--strip-prefix", "other/"],
         ["-o", "x.safetensors", "--strip-prefix", "m/t"],
     ],
@@ -112,6 +115,28 @@ def test_statistics_instead_of_a_file(run: str, builder: Builder) -> None:
     assert lines[0].split() == ["PATH", "DTYPE", "SHAPE", "MIN", "MAX", "MEAN", "NAN", "INF", "FIRST"]
     assert lines[1].split()[:2] == ["m/t", "bfloat16"]
     assert "4611686018427387904" in lines[2]
+
+
+def test_statistics_are_of_the_values_as_they_would_be_written(run: str, builder: Builder) -> None:
+    builder.dense("0/m/t", np.array([70000, 1, -0.5], "f4"))
+    builder.finish()
+    found = restore(run, "m/t", "--stats", "--dtype", "float16", "--json").json["tensors"][0]
+    assert (found["dtype"], found["stats"]["inf"], found["stats"]["max"]) == ("float16", 1, 1.0)
+    found = restore(run, "m/t", "--stats", "--dtype", "int8", "--rows", "1:", "--json").json["tensors"][0]
+    assert (found["dtype"], found["stats"]["first"]) == ("int8", [1, 0])
+
+
+def test_what_has_no_statistics_is_said(run: str, builder: Builder) -> None:
+    builder.dense("0/m/t", TABLE)
+    builder.manifest["0/m/n"] = primitive(3)
+    builder.finish()
+    done = restore(run, "m/*", "--stats")
+    assert done.code == 0 and "warning: left out, since they are no tensors: m/n (int)" in done.stderr
+    assert restore(run, "m/*", "--stats", "--json").json["warnings"] == [
+        "left out, since they are no tensors: m/n (int)"
+    ]
+    done = restore(run, "*n", "--stats")
+    assert (done.code, done.stdout) == (6, "")
 
 
 def test_raw_tensors_need_no_torch_and_others_say_how_to_get_it(

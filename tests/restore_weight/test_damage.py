@@ -67,6 +67,17 @@ def test_a_location_that_leads_out_is_refused(run: str, builder: Builder, out: p
     assert (done.code, done.error["kind"]) == (1, "outside")
 
 
+@pytest.mark.parametrize("location", ["half \ud800", "a\udcff", "x" * 5000, "a//b", "./0/m/t", "0/m/t/"])
+def test_a_location_that_no_file_has_is_a_missing_blob(location: str, run: str, builder: Builder) -> None:
+    builder.dense("0/m/t", TABLE)
+    builder.manifest["0/m/t"]["location"] = location
+    builder.manifest["0/o"] = {"type": "object", "location": location, "serializer": "torch_save", "obj_type": "o"}
+    builder.finish()
+    for arguments in (["m/t", "--stats"], ["o"]):
+        done = restore(run, *arguments, "--json")
+        assert (done.code, done.error["kind"]) == (1, "missing-blob")
+
+
 def test_an_incomplete_checkpoint_and_a_missing_step_are_not_there(run: str, builder: Builder) -> None:
     builder.dense("0/m/t", TABLE)
     builder.finish()

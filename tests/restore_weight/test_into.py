@@ -61,3 +61,26 @@ def test_what_does_not_fit_into_the_state_dict_leaves_it_as_it_was(
     assert left(out) == ["junk.pt", "s.pt"]
     assert restore(run, "m/t", *into, "half", "--dtype", "float16").code == 0
     assert torch.equal(torch.load(out / "s.pt")["half"], torch.from_numpy(TABLE).half())
+
+
+@pytest.mark.torch
+def test_what_is_there_without_memory_or_with_shared_memory_is_replaced_and_what_is_not_dense_refused(
+    run: str, builder: Builder, out: pathlib.Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    builder.dense("0/m/t", TABLE)
+    builder.finish()
+    state = {
+        "meta": torch.empty(12, 4, device="meta"),
+        "expanded": torch.zeros(1, 4).expand(12, 4),
+        "turned": torch.zeros(4, 12).t(),
+        "sparse": torch.zeros(12, 4).to_sparse(),
+    }
+    torch.save(state, out / "s.pt")
+    for key in ("meta", "expanded", "turned"):
+        done = restore(run, "m/t", "--into", str(out / "s.pt"), "--as", key)
+        assert done.code == 0
+        assert torch.equal(torch.load(out / "s.pt")[key], torch.from_numpy(TABLE)), key
+    done = restore(run, "m/t", "--into", str(out / "s.pt"), "--as", "sparse")
+    assert (done.code, done.stdout) == (6, "")
+    assert "sparse is a tensor of layout sparse_coo, and the tensor is dense" in done.stderr

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from tests.restore_weight.common import TABLE, left, load_npy, restore, write_two_ranks
@@ -98,6 +100,20 @@ def test_odd_names_are_found_and_printed_literally(tmp_path: pathlib.Path, out: 
     done = restore(f"{root}/10", "0/m/?*", "-o", str(out / "all.safetensors"), "--strip-prefix", "m/")
     assert done.code == 0, done.stderr
     assert set(load_file(out / "all.safetensors")) == set(NAMES)
+
+
+def test_what_no_utf_8_can_hold_is_escaped_or_refused(tmp_path: pathlib.Path, out: pathlib.Path) -> None:
+    root = os.fsdecode(os.fsencode(tmp_path) + b"/run\xff")
+    builder = Builder(local_writer(root))
+    builder.dense("0/m/whole", TABLE)
+    builder.manifest["0/m/half \ud800"] = builder.manifest["0/m/whole"]
+    builder.finish()
+    done = restore(root, "m/*", "-o", str(out / "t.safetensors"))
+    assert (done.code, left(out)) == (6, [])
+    assert "a name in a .safetensors file must be UTF-8: m/half \\ud800" in done.stderr
+    assert restore(root, "m/whole", "-o", str(out / "t.safetensors")).code == 0
+    with safe_open(out / "t.safetensors", "np") as file:
+        assert file.metadata()["source"].endswith("/run\\udcff/10")
 
 
 def test_keys_that_read_alike_once_decoded_keep_the_spelling_of_the_manifest(

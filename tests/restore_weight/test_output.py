@@ -35,11 +35,14 @@ def test_an_existing_file_is_kept_unless_forced(run: str, builder: Builder, out:
 def test_a_missing_parent_a_directory_and_a_url_are_one_line(run: str, builder: Builder, out: pathlib.Path) -> None:
     write_simple(builder)
     (out / "d.pt").mkdir()
-    for path, code in ((out / "no/such/a.pt", 4), (out / "d.pt", 2), ("gs://b/x.npy", 2), (out / "d", 2)):
+    (out / "file").write_text("")
+    cases = ((out / "no/such/a.pt", 4), (out / "d.pt", 2), ("gs://b/x.npy", 2), (out / "d", 2))
+    for path, code in (*cases, (out / "file/x.npy", 4), (out / ("x" * 300 + ".npy"), 4)):
         done = restore(run, "weight", "-o", str(path))
         assert (done.code, done.stdout) == (code, "")
         assert len([line for line in done.stderr.splitlines() if line.startswith("error: ")]) == 1
-    assert left(out) == ["d.pt"]
+    assert left(out) == ["d.pt", "file"]
+    assert "file/x.npy: Not a directory" in restore(run, "weight", "-o", str(out / "file/x.npy")).stderr
 
 
 @pytest.mark.parametrize("suffix", ["npy", "safetensors", "pt"])

@@ -42,6 +42,18 @@ def test_a_storage_that_says_no_is_4_and_leaves_nothing(proxied: tuple[Bucket, C
     assert left(out) == []
 
 
+def test_an_answer_that_was_cut_is_no_damage(proxied: tuple[Bucket, Controlled], out: pathlib.Path) -> None:
+    bucket, proxy = proxied
+    builder = Builder(bucket.write)
+    builder.dense("0/m/t", TABLE)
+    builder.finish()
+    proxy.configure(faults=[{"match": "alt=media", "skip": 1, "status": 200, "body": "short!"}])
+    done = restore(f"{bucket.url}/10", "m/t", "-o", str(out / "t.npy"), "--json")
+    assert (done.code, done.error["type"]) == (4, "StorageError")
+    assert "6 bytes of 192 from offset 0, and it had 192 when it was looked up" in done.error["message"]
+    assert left(out) == []
+
+
 def test_a_hiccup_is_survived(proxied: tuple[Bucket, Controlled], out: pathlib.Path) -> None:
     bucket, proxy = proxied
     builder = Builder(bucket.write)

@@ -44,7 +44,7 @@ def test_what_a_file_has_no_room_for_is_said(run: str, builder: Builder, out: pa
     _values(builder)
     done = restore(run, "*", "-o", str(out / "t.safetensors"))
     assert done.code == 0
-    assert "warning: not in the file, since they are no tensors: extra/step (int)" in done.stderr
+    assert "warning: left out, since they are no tensors: extra/step (int)" in done.stderr
     done = restore(run, "extra/step", "-o", str(out / "u.safetensors"))
     assert (done.code, left(out)) == (6, ["t.safetensors"])
     assert restore(run, "extra/*", "-o", str(out / "u.npy")).code == 6

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import importlib
 import multiprocessing
@@ -132,9 +131,8 @@ def _rank_main(
     except Exception:
         sender.send(Outcome(None, repr(outcome.error or outcome.value), outcome.seconds))
     sender.close()
-    if store == "rank0" and rank == 0:  # the others may still need the store
-        with contextlib.suppress(Exception):
-            time.sleep(0.2)
+    if store == "rank0" and rank == 0:  # the others may still need the store; when all have reported, this is killed
+        time.sleep(60)
 
 
 def die() -> None:

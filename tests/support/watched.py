@@ -144,6 +144,9 @@ class WatchedStorage(Storage):
     def delete_empty_dirs(self, path: str = "") -> None:
         self._do("delete_empty_dirs", path, lambda: self._inner.delete_empty_dirs(path))
 
+    def find_dirs_time(self) -> float | None:
+        return self._inner.find_dirs_time()
+
     def sync_dir(self, path: str = "") -> None:
         self._do("sync_dir", path, lambda: self._inner.sync_dir(path))
 
@@ -153,8 +156,13 @@ class WatchedStorage(Storage):
     def read_clock(self, *, may_write: bool) -> StorageTime:
         return self._inner.read_clock(may_write=may_write)
 
-    def list_links(self, path: str = "", *, deep: bool) -> list[str]:
-        return self._inner.list_links(path, deep=deep)
+    def list_links(
+        self, path: str = "", *, deep: bool, on_denied: Callable[[StorageError], None] | None = None
+    ) -> list[str]:
+        def act() -> list[str]:
+            return self._inner.list_links(path, deep=deep, on_denied=on_denied)
+
+        return self._do("list_links", path, act)  # type: ignore[return-value]
 
     def identify(self, path: str = "") -> FileIdentity | None:
         return self._inner.identify(path)

@@ -23,18 +23,44 @@ from snapctl.storage.gcs.errors import one_line
 CONNECT_SECONDS = 4.0
 READ_SECONDS = 12.0
 """A server that is silent for so long in the middle of an answer is taken for dead."""
+BATCH_SECONDS = 30.0
+"""The same for the answer to a batch, which may take a while."""
 UPLOAD_SECONDS = 120.0
 """The same while a large body is under way: the server answers only after the last byte."""
 RETRY_SECONDS = 8.0
 """No new attempt begins later than this after the first; for large bodies: than `UPLOAD_SECONDS`."""
+FIRST_PAUSE_SECONDS = 0.5
+"""Before the second attempt; it doubles with each further one."""
 MAX_ATTEMPTS = 4
 MULTIPART_BYTES = 128 << 10
 """Up to here an upload is copied into one body with its name and may have a condition."""
 _NAMED_TOKENS = {"google_default", "cache", "cloud", "token", "anon", "browser"}
 
-IS_UPLOAD: contextvars.ContextVar[bool] = contextvars.ContextVar("IS_UPLOAD", default=False)
+SILENCE_SECONDS: contextvars.ContextVar[float] = contextvars.ContextVar("SILENCE_SECONDS", default=READ_SECONDS)
+"""For how long the server may be silent over the request that is under way."""
 FAILED_TRIES: contextvars.ContextVar[int] = contextvars.ContextVar("FAILED_TRIES", default=0)
 """How often the last request was tried in vain: what a lost answer stood for may have been done all the same."""
+
+
+class _Sent:
+    """How often one request was sent. aiohttp by itself sends one a second time whose connection broke."""
+
+    times = 0
+
+
+_SENT: contextvars.ContextVar[_Sent | None] = contextvars.ContextVar("_SENT", default=None)
+
+
+async def _count_sent(*_: object) -> None:
+    sent = _SENT.get()
+    if sent is not None:
+        sent.times += 1
+
+
+def _counting() -> aiohttp.TraceConfig:
+    trace = aiohttp.TraceConfig()
+    trace.on_request_headers_sent.append(_count_sent)
+    return trace
 
 
 class FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
@@ -48,24 +74,31 @@ class FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
 
     @property
     def requests_timeout(self) -> aiohttp.ClientTimeout:
-        read = UPLOAD_SECONDS if IS_UPLOAD.get() else READ_SECONDS
-        return aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=read)
+        return aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=SILENCE_SECONDS.get())
 
     @requests_timeout.setter
     def requests_timeout(self, value: object) -> None:
         """gcsfs sets it to None; ours depends on the request."""
 
-    async def _request(self, *args: Any, **kwargs: Any) -> Any:
+    async def _request(self, method: str, path: str, *args: Any, **kwargs: Any) -> Any:
         once = gcsfs.core.GCSFileSystem._request.__wrapped__
-        IS_UPLOAD.set(kwargs.get("data") is not None)
-        patience = UPLOAD_SECONDS if len(kwargs.get("data") or ()) > MULTIPART_BYTES else RETRY_SECONDS
+        patience, silence = RETRY_SECONDS, READ_SECONDS
+        if len(kwargs.get("data") or ()) > MULTIPART_BYTES:
+            patience = silence = UPLOAD_SECONDS
+        elif path == self.batch_url_base:
+            silence = BATCH_SECONDS
+        SILENCE_SECONDS.set(silence)
         started = time.monotonic()
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            FAILED_TRIES.set(attempt - 1)
+            sent = _Sent()
+            _SENT.set(sent)
             try:
-                answer = await once(self, *args, **kwargs)
+                try:
+                    answer = await once(self, method, path, *args, **kwargs)
+                finally:
+                    FAILED_TRIES.set(attempt - 1 + max(0, sent.times - 1))
             except Exception as error:
-                pause = min(2.0 ** (attempt - 2), 4.0) * (1 + random.random() / 4)
+                pause = pause_seconds(attempt)
                 too_late = time.monotonic() - started + pause > patience
                 if attempt == MAX_ATTEMPTS or too_late or not _is_worth_a_retry(error):
                     raise
@@ -79,6 +112,11 @@ class FileSystem(gcsfs.core.GCSFileSystem):  # type: ignore[misc]
         told = answer_date(headers)
         if told is not None:
             self.server_time_ahead = told - time.time()
+
+
+def pause_seconds(attempt: int) -> float:
+    """How long to wait after so many attempts in vain; not the same for all who wait."""
+    return FIRST_PAUSE_SECONDS * 2.0 ** (attempt - 1) * (1 + random.random() / 4)
 
 
 def answer_date(headers: Mapping[str, str]) -> float | None:
@@ -110,7 +148,12 @@ def open_file_system(options: Mapping[str, Any]) -> FileSystem:
     if chosen["token"] is None and _is_emulator(chosen.get("endpoint_url")):
         chosen["token"] = "anon"  # an emulator knows no accounts; asking for some takes many seconds
     chosen["token"] = _checked_token(chosen["token"])
-    chosen.update(use_listings_cache=False, skip_instance_cache=True)
+    session = chosen.get("session_kwargs") or {}
+    if not isinstance(session, Mapping):
+        raise InvalidOptionError("gs://: the storage option session_kwargs takes a JSON object")
+    session = dict(session)
+    session["trace_configs"] = [*(session.get("trace_configs") or ()), _counting()]
+    chosen.update(use_listings_cache=False, skip_instance_cache=True, session_kwargs=session)
     with patient_only_for_a_moment():
         try:
             return FileSystem(**chosen)

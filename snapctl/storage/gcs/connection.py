@@ -61,11 +61,20 @@ class GcsConnection(Storage):
             raise
 
     async def _call(self, method: str, template: str, *args: str, **kwargs: Any) -> tuple[Mapping[str, str], bytes]:
+        """One request.
+
+        Raises:
+            ValueError: the answer is a web page, of a proxy that wants somebody to log in: nothing has been done.
+        """
         headers, contents = await self._fs._call(method, template, *args, **kwargs)
+        is_page = headers.get("Content-Type", "").startswith("text/html")
+        is_page = is_page or (method == "DELETE" and contents.lstrip().startswith(b"<"))
+        if is_page and "x-goog-generation" not in headers and "x-goog-hash" not in headers:
+            raise ValueError("a web page")
         return headers, contents
 
-    async def _page(self, prefix: str, **params: Any) -> Page:
-        _, contents = await self._call("GET", "b/{}/o", self._bucket, prefix=prefix, fields=PAGE_FIELDS, **params)
+    async def _page(self, prefix: str, *, fields: str = PAGE_FIELDS, **params: Any) -> Page:
+        _, contents = await self._call("GET", "b/{}/o", self._bucket, prefix=prefix, fields=fields, **params)
         try:
             return msgspec.json.decode(contents, type=Page)
         except msgspec.MsgspecError as error:

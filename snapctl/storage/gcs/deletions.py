@@ -9,7 +9,7 @@ from threading import Event
 from typing import Any
 
 from snapctl.storage.gcs.batches import BATCH_SIZE, format_deletions, parse_answers, spread
-from snapctl.storage.gcs.client import FAILED_TRIES, MAX_ATTEMPTS
+from snapctl.storage.gcs.client import FAILED_TRIES, MAX_ATTEMPTS, pause_seconds
 from snapctl.storage.gcs.connection import GcsConnection
 from snapctl.storage.gcs.errors import means_no_batches, part_error, translate_gcs_error
 from snapctl.storage.values import DeletedFiles, FileInfo
@@ -41,6 +41,9 @@ class GcsDeletions(GcsConnection):
             if "bucket does not exist" in str(error):
                 raise
             return FAILED_TRIES.get() > 0
+        except FileExistsError:  # the condition does not hold: nor does it once one's own first try has done its work
+            if FAILED_TRIES.get() == 0 or await self._look(key) is not None:
+                raise
         return True
 
     def delete_files(
@@ -94,7 +97,7 @@ class GcsDeletions(GcsConnection):
                 return
             if not remaining:
                 return
-            await asyncio.sleep(min(2.0 ** (attempt - 2), 4.0) * (1 + random.random() / 4))
+            await asyncio.sleep(pause_seconds(attempt))
 
     async def _try_batches(self, files: Sequence[FileInfo], result: DeletedFiles) -> Sequence[FileInfo]:
         """Finds out, once, whether an emulator can be trusted with batches: asks it to delete an object (which was

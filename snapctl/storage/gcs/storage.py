@@ -9,6 +9,8 @@ Source: the measured behaviour of gcsfs 2026.10 and the documentation of the GCS
 
 from __future__ import annotations
 
+import base64
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +20,7 @@ import msgspec
 from snapctl.errors import (
     InvalidPathError,
     StorageError,
+    UnavailableError,
 )
 from snapctl.storage.base import check_length, check_relative_path
 from snapctl.storage.gcs.client import answer_date, open_file_system
@@ -25,10 +28,11 @@ from snapctl.storage.gcs.deletions import GcsDeletions
 from snapctl.storage.gcs.listings import GcsListings
 from snapctl.storage.gcs.objects import BucketInfo
 from snapctl.storage.gcs.uploads import GcsUploads
+from snapctl.storage.gcs.walking import GcsWalking
 from snapctl.storage.values import StorageTime
 
 
-class GcsStorage(GcsListings, GcsUploads, GcsDeletions):
+class GcsStorage(GcsListings, GcsWalking, GcsUploads, GcsDeletions):
     """A prefix of a bucket, or the bucket itself."""
 
     def child(self, name: str) -> GcsStorage:
@@ -41,8 +45,10 @@ class GcsStorage(GcsListings, GcsUploads, GcsDeletions):
 
     # -- reading -----------------------------------------------------------------------------------------------
 
-    async def _get(self, path: str, version: str, headers: Mapping[str, str] | None = None) -> bytes:
-        answer, contents = await self._call(
+    async def _get(
+        self, path: str, version: str, headers: Mapping[str, str] | None = None
+    ) -> tuple[Mapping[str, str], bytes]:
+        return await self._call(
             "GET",
             f"{self._fs._location}/download/storage/v1/b/{{}}/o/{{}}",
             self._bucket,
@@ -51,16 +57,12 @@ class GcsStorage(GcsListings, GcsUploads, GcsDeletions):
             generation=version or None,
             headers=headers,
         )
-        is_page = answer.get("Content-Type", "").startswith("text/html")
-        if is_page and "x-goog-generation" not in answer and "x-goog-hash" not in answer:
-            raise ValueError("a web page instead of the object")  # of a proxy that wants somebody to log in
-        return contents
 
     def read_range(self, path: str, start: int, end: int, *, version: str = "") -> bytes:
         if end <= start:
             return b""
         try:
-            data = self._run(self._get(path, version, {"Range": f"bytes={start}-{end - 1}"}), path)
+            _, data = self._run(self._get(path, version, {"Range": f"bytes={start}-{end - 1}"}), path)
         except StorageError as error:
             if getattr(error.__cause__, "code", None) != 416:
                 raise
@@ -71,7 +73,10 @@ class GcsStorage(GcsListings, GcsUploads, GcsDeletions):
         return data
 
     def read(self, path: str, *, version: str = "") -> bytes:
-        return self._run(self._get(path, version), path)
+        headers, data = self._run(self._get(path, version), path)
+        if not _is_whole(headers, data):
+            raise UnavailableError(f"{self.url_of(path)}: was cut off or changed on its way", url=self.url_of(path))
+        return data
 
     # -- the server itself -------------------------------------------------------------------------------------
 
@@ -100,6 +105,20 @@ class GcsStorage(GcsListings, GcsUploads, GcsDeletions):
             return self._run(work(), "") or None
         except StorageError:  # who may delete objects need not be allowed to look at the bucket
             return None
+
+
+def _is_whole(headers: Mapping[str, str], data: bytes) -> bool:
+    """Whether an object arrived as it is stored, as far as the answer tells. Half a manifest, or half a marker, could
+    otherwise be taken for what a dead writer has left."""
+    if headers.get("x-goog-stored-content-encoding", "identity") != "identity":
+        return True  # its checksum is that of what is stored
+    hashes = ",".join(headers.getall("x-goog-hash", []) if hasattr(headers, "getall") else [])
+    found = re.search(r"crc32c=([A-Za-z0-9+/]{6}==)", hashes)
+    if found is None:
+        return True
+    import google_crc32c
+
+    return int(google_crc32c.value(data)) == int.from_bytes(base64.b64decode(found[1]), "big")
 
 
 def open_gcs(rest: str, options: Mapping[str, Any]) -> GcsStorage:
