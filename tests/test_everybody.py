@@ -54,8 +54,8 @@ class Crowd:
         role, process = self._members[number]
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)))
-        process.join(20)
-        assert process.exitcode is not None, f"{role.__name__} does not end"
+        process.join(60)
+        assert process.exitcode in (-signal.SIGKILL, -signal.SIGTERM, 143), f"{role.__name__}: {process.exitcode}"
         self.killed[role.__name__] += 1
         self._members[number] = (role, self._start(role, number))
 
