@@ -61,7 +61,8 @@ class Crowd:
 
     def check_alive(self) -> None:
         for role, process in self._members:
-            assert process.is_alive(), f"{role.__name__} ended with {process.exitcode}"
+            errors = [note for note in self.stage.notes() if note["what"] == "error"] if not process.is_alive() else []
+            assert process.is_alive(), f"{role.__name__} ended with {process.exitcode}: {errors}"
 
     def wind_up(self, patience: float) -> None:
         """The trainer first; the evaluators when all is evaluated; then the others."""
