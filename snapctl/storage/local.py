@@ -409,6 +409,24 @@ class LocalStorage(Storage):
                 newest = max(newest or 0.0, os.stat(directory).st_mtime)
         return newest
 
+    def delete_stale_dirs(self, path: str, before: float) -> bool:
+        full = self._full(path)
+        dirs = [full]
+        try:
+            for directory in dirs:
+                if not stat.S_ISDIR((found := os.lstat(directory)).st_mode) or found.st_mtime > before:
+                    return False
+                with os.scandir(directory) as entries:
+                    for entry in entries:
+                        if not entry.is_dir(follow_symlinks=False):
+                            return False
+                        dirs.append(entry.path)
+            for directory in reversed(dirs):
+                os.rmdir(directory)  # which fails if something has come into it meanwhile
+        except OSError:
+            return False
+        return True
+
     def sync_dir(self, path: str = "") -> None:
         full = self._full(path)
         with contextlib.suppress(OSError):  # not every file system can, and the data itself is durable already
