@@ -69,7 +69,7 @@ def seed(server: Controlled, runs: int, checkpoints: int, objects: int) -> int:
     blobs = [".snapshot_metadata", *(f"0/model/layers.{number}.weight" for number in range(objects - 1))]
     for run_number in range(runs):
         names = [
-            (f"run-{run_number:03}/{step}/{name}", 400_000)
+            (f"run-{run_number:03}/{step}/{name}", 400_000 if name.startswith("0/") else 0 if "/" in name else 9000)
             for step in range(0, checkpoints * 1000, 1000)
             for name in [*blobs, *(["evaled_by/val_DONE"] if step % 2000 else [])]
         ]

@@ -17,7 +17,8 @@
     │   ├── OutputExistsError       (FileExistsError)
     │   ├── UnsupportedEntryError                        an entry that cannot be decoded or written
     │   ├── UnpicklingError                              an object that is not on PyTorch's weights-only list
-    │   └── MissingExtraError       (ImportError)        an optional part is not installed
+    │   ├── MissingExtraError       (ImportError)        an optional part is not installed
+    │   └── WorkerSetupError                             a worker has another snapctl, or none
     ├── StorageError                (OSError)
     │   ├── StorageNotFoundError    (FileNotFoundError)  this object or directory is not there
     │   │   └── BucketNotFoundError
@@ -26,7 +27,8 @@
     │   ├── UnavailableError        (ConnectionError)    network, server or time
     │   ├── PreconditionError       (FileExistsError)    it exists already, or is not the object that was meant
     │   ├── ShortReadError                               fewer bytes than asked for
-    │   └── NoSpaceError
+    │   ├── NoSpaceError
+    │   └── WorkerError             (RuntimeError)       those that were to read died, or cannot be reached
     ├── SaveError                   (RuntimeError)       a save came to nothing: no manifest was written
     ├── RestoreError                (RuntimeError)       a checkpoint does not fit the state, or a restore broke off
     │   ├── RestoreDamagedError     (DamagedError)       … since the checkpoint is damaged
@@ -67,6 +69,17 @@ class SnapctlError(Exception):
     def facts(self) -> Mapping[str, Any]:
         """What else a program may want to know, by name; values that JSON can hold."""
         return {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Other processes send their errors, and `__init__` wants more than the `args` that an exception would keep.
+        return _restore, (type(self), self.args, dict(self.__dict__))
+
+
+def _restore(kind: type[SnapctlError], args: tuple[Any, ...], attributes: dict[str, Any]) -> SnapctlError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 class InvalidPathError(SnapctlError, ValueError):
@@ -176,6 +189,10 @@ class MissingExtraError(RefusedError, ImportError):
         self.extra = extra
 
 
+class WorkerSetupError(RefusedError):
+    """A worker that was to read has another snapctl than this one, or none, or lacks an optional part of it."""
+
+
 class StorageError(SnapctlError, OSError):
     """The storage did not do what was asked.
 
@@ -227,6 +244,18 @@ class ShortReadError(StorageError):
 
 class NoSpaceError(StorageError):
     """The disk is full, or a quota or file size limit is reached."""
+
+
+class WorkerError(StorageError, RuntimeError):
+    """The workers that were to read something died over it, or cannot be reached any more.
+
+    Attributes:
+        is_final: nothing more will be done by any of them.
+    """
+
+    def __init__(self, message: str, *, is_final: bool = False, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.is_final = is_final
 
 
 class SaveError(SnapctlError, RuntimeError):

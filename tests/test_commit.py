@@ -92,6 +92,17 @@ def test_links_to_directories_inside_a_step_are_not_written_through(tmp_path: pa
     assert not (tmp_path / "1/0").is_symlink() and files_in(tmp_path / "other") == {"0/m/w"}
 
 
+def test_old_blobs_in_the_way_of_new_ones_go_at_once(tmp_path: pathlib.Path) -> None:
+    kept = {"0/m/a", "0/m/b/c", "notes/x", "7/.snapshot_metadata", "7/0/m/w"}
+    storage = make_files(tmp_path / "1", *kept, "0/m/was_tensor", "0/m/was_dict/x/y")
+    (tmp_path / "1/0/m/empty/e").mkdir(parents=True)
+    new = ["0/m/a", "0/m/was_tensor/x/y", "0/m/was_dict", "0/m/empty", "notes/x/y", "7/0/m/w/x"]
+    assert {file.path for file in clear_step(storage, new)} == kept
+    assert files_in(tmp_path / "1") == kept
+    for path in new[:4]:
+        storage.write_blob(path, b"")
+
+
 # -- who saves -------------------------------------------------------------------------------------------------------
 
 

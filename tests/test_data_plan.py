@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from itertools import pairwise
 
 import google_crc32c
 import numpy as np
@@ -15,7 +17,18 @@ from snapctl.errors import InvalidOptionError
 from snapctl.storage import FileInfo
 from snapctl.tensors.layout import item_bytes
 from snapctl.verification.blob_uses import BlobUse
-from snapctl.verification.data_plan import Sample, choose_sample, parse_sample, plan_blobs
+from snapctl.verification.data_plan import (
+    LOAD_BYTES,
+    MIN_LOAD_BYTES,
+    BlobPart,
+    BlobPlan,
+    Sample,
+    choose_load_bytes,
+    choose_sample,
+    cut_loads,
+    parse_sample,
+    plan_blobs,
+)
 from snapctl.verification.float_counts import count_non_finite
 from tests.support.shards import DTYPES, FLOATS, dtype_of, random_array
 
@@ -121,6 +134,57 @@ def test_parts_tile_a_blob_and_cut_no_element(blob: tuple[list[BlobUse], int], p
         is_float = (use.dtype or "").startswith(("float", "bfloat", "complex"))
         wanted = finite and use.is_raw and is_float and use.end is not None
         assert counted[use.entry] == ((use.end or 0) - use.start if wanted else 0)
+
+
+# -- loads -----------------------------------------------------------------------------------------------------------
+
+
+def plan_of(location: str, *sizes: int) -> BlobPlan:
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    parts = [BlobPart(location, "", start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    return BlobPlan(location, (), tuple(parts))
+
+
+@given(st.lists(st.lists(st.integers(1, 300), max_size=6), max_size=12), st.integers(0, 400), st.integers(0, 30))
+def test_loads_hold_every_part_once_in_order_and_are_no_larger_than_wanted(
+    sizes: list[list[int]], load_bytes: int, read_cost: int
+) -> None:
+    plans = [plan_of(str(number), *held) for number, held in enumerate(sizes)]
+    loads = list(cut_loads(plans, load_bytes=load_bytes, read_cost=read_cost))
+    stretches = [stretch for load in loads for stretch in load]
+    assert [part for stretch in stretches for part in stretch.parts] == [part for plan in plans for part in plan.parts]
+    for load in loads:
+        costs = [part.size_bytes + read_cost for stretch in load for part in stretch.parts]
+        assert costs and (len(costs) == 1 or sum(costs) <= load_bytes)
+        assert len({stretch.blob for stretch in load}) == len(load)
+    for stretch in stretches:
+        assert {part.location for part in stretch.parts} == {str(stretch.blob)}
+        assert stretch.size_bytes == sum(part.size_bytes for part in stretch.parts)
+    for one, other in pairwise(loads):
+        first = other[0].parts[0].size_bytes + read_cost
+        assert sum(part.size_bytes + read_cost for s in one for part in s.parts) + first > load_bytes
+
+
+def test_a_plan_is_asked_for_only_when_its_turn_comes() -> None:
+    asked = []
+
+    def plans() -> Iterator[BlobPlan]:
+        for number in range(100):
+            asked.append(number)
+            yield plan_of(str(number), 10, 10)
+
+    next(cut_loads(plans(), load_bytes=60, read_cost=0))
+    assert len(asked) == 4
+
+
+def test_loads_are_small_for_a_small_checkpoint_and_bounded_for_a_large_one() -> None:
+    def choose(size: int, reads: int = 1, workers: int = 10) -> int:
+        return choose_load_bytes(size, reads, workers=workers, read_cost=1 << 20)
+
+    assert choose(1000) == MIN_LOAD_BYTES
+    assert choose(10 << 40) == LOAD_BYTES
+    assert choose(4 << 30) == ((4 << 30) + (1 << 20)) // 40
+    assert choose(1000, reads=10_000) == LOAD_BYTES, "many small blobs are work, too"
 
 
 # -- numbers that are none -------------------------------------------------------------------------------------------

@@ -129,7 +129,7 @@ def test_list_filters(evaluated: pathlib.Path, options: list[str], expected: lis
 
 def test_list_long_adds_sizes_and_metrics(evaluated: pathlib.Path, snapctl: Snapctl) -> None:
     done = snapctl("list", "-l", str(evaluated))
-    assert done.stdout.splitlines()[0].split()[-3:] == ["SIZE", "FILES", "METRICS"]
+    assert done.stdout.splitlines()[0].split()[-5:] == ["SIZE", "FILES", "SPACING", "SAVE", "METRICS"]
     assert "val/auc=0.9, val/loss=NaN" in done.stdout
     items = {item["step"]: item for item in snapctl("list", "-l", "--json", str(evaluated)).json["checkpoints"]}
     assert items[30]["metrics"] == {"val": {"auc": 0.9, "loss": "NaN"}}

@@ -20,11 +20,20 @@ from snapctl.save_dirs.summaries import PartitionSummary, SaveDirSummary, Unread
 from snapctl.save_record import BlobSum, RankTimings, SaveRecord, format_save_record
 from tests.support.command import Finished, unprivileged
 from tests.support.places import SaveDir
+from tests.support.repository import require_repository
 from tests.support.snapshots import write_checkpoint
 
 Snapctl = Callable[..., Finished]
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 DOCS = pathlib.Path(__file__).parents[1] / "docs"
+
+
+def page(name: str) -> str:
+    """A file of the documentation; where only the tests were copied the test is skipped."""
+    require_repository()
+    return (DOCS / name).read_text()
+
+
 METRICS = {value.name: value for value in vars(openmetrics).values() if isinstance(value, Metric)}
 NOW = 1_796_055_873.25
 
@@ -172,7 +181,7 @@ def test_other_forms_do_not_go_with_it(other: str, tmp_path: pathlib.Path, snapc
 
 
 def test_the_line_for_cron_publishes_all_or_nothing(tmp_path: pathlib.Path) -> None:
-    (line,) = re.findall(r"^\*/5 \* \* \* \* (.*)$", (DOCS / "monitoring.md").read_text(), re.MULTILINE)
+    (line,) = re.findall(r"^\*/5 \* \* \* \* (.*)$", page("monitoring.md"), re.MULTILINE)
     write_run(SaveDir("", root=tmp_path / "runs"))
     target = tmp_path / "snapctl.prom"
     line = line.replace("/usr/local/bin/snapctl", f"{sys.executable} -m snapctl").replace("\\%", "%")
@@ -188,13 +197,13 @@ def test_the_line_for_cron_publishes_all_or_nothing(tmp_path: pathlib.Path) -> N
 
 
 def rules() -> list[dict[str, Any]]:
-    document = yaml.safe_load((DOCS / "snapctl-alerts.yml").read_text())
+    document = yaml.safe_load(page("snapctl-alerts.yml"))
     assert set(document) == {"groups"}
     return [rule for group in document["groups"] for rule in group["rules"]]
 
 
 def test_alert_rules_have_the_form_that_prometheus_wants() -> None:
-    document = yaml.safe_load((DOCS / "snapctl-alerts.yml").read_text())
+    document = yaml.safe_load(page("snapctl-alerts.yml"))
     for group in document["groups"]:
         assert set(group) <= {"name", "interval", "rules"}
     names = [rule["alert"] for rule in rules()]
@@ -229,5 +238,5 @@ def test_alert_rules_ask_only_for_metrics_and_labels_that_there_are() -> None:
 
 
 def test_the_documentation_names_every_metric_and_no_other() -> None:
-    text = (DOCS / "monitoring.md").read_text()
+    text = page("monitoring.md")
     assert set(re.findall(r"\bsnapctl_[a-z_]+", text)) == METRICS.keys()

@@ -8,8 +8,11 @@ import pathlib
 
 import pytest
 
-from benchmarks.reliability.__main__ import PAGE, render_page, render_section
+from tests.support.repository import require_repository
 from tests.support.results import add_facts, order_rows, record_facts, record_row
+
+require_repository()
+from benchmarks.reliability.__main__ import PAGE, render_page, render_section  # noqa: E402
 
 
 def test_the_page_is_up_to_date() -> None:

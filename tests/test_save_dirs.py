@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 import tempfile
 
 import pytest
@@ -131,7 +132,7 @@ class _AsObjects(Storage):
     def __getattr__(self, name: str) -> object:
         return getattr(self._inner, name)
 
-    def walk(self, wanted=()):  # type: ignore[no-untyped-def]
+    def walk(self):  # type: ignore[no-untyped-def]
         files = [file for part in self._inner.walk() if isinstance(part, list) for file in part if file.path[-1] != "/"]
         for file in sorted(files, key=lambda file: file.path):
             yield [file]
@@ -239,3 +240,30 @@ def test_only_the_newest_has_its_record_read(minigcs: Controlled) -> None:
     assert isinstance(found, SaveDirSummary)
     assert ["r/19/.snapctl/save.json" in warning for warning in found.warnings] == [True]
     assert minigcs.stats()["n"] <= 6
+
+
+def test_any_other_file_system_is_walked_over_directory_by_directory() -> None:
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    for name in ("a/1/.snapshot_metadata", "a/1/0/w", "x/b/2/.snapshot_metadata", "x/b/3/sharded/w", "notes"):
+        files.pipe_file(f"/fleet-test/{name}", b"{}")
+    try:
+        found = list(iter_summaries(open_storage("memory://fleet-test")))
+    finally:
+        files.rm("/fleet-test", recursive=True)
+    assert [s.path for s in found] == ["memory://fleet-test/a", "memory://fleet-test/x/b"]
+    assert isinstance(found[1], SaveDirSummary)
+    assert found[1].counts == {"complete": 1, "incomplete": 1, "unreadable": 0}
+
+
+def test_a_directory_that_vanishes_while_it_is_looked_at_is_passed_over(tmp_path: pathlib.Path) -> None:
+    write(SaveDir("", root=tmp_path), "a/1/.snapshot_metadata", "b/1/.snapshot_metadata", "c/1/.snapshot_metadata")
+    storage = open_storage(str(tmp_path))
+    walk = storage.walk()
+    next(walk)
+    shutil.rmtree(tmp_path / "b")
+    names = [file.path for part in walk if isinstance(part, list) for file in part]
+    assert "a/1/.snapshot_metadata" in names
+    assert "c/1/.snapshot_metadata" in names
+    assert not [name for name in names if name.startswith("b")]

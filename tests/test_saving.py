@@ -127,6 +127,11 @@ def test_no_reader_sees_the_checkpoint_before_it_is_whole(
     assert (tmp_path / "7/.snapshot_metadata").exists()
 
 
+@pytest.fixture(params=["local", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
+    return str(tmp_path) if request.param == "local" else f"memory://{tmp_path.name}"
+
+
 class Gate(threading.Event):
     """Holds back whoever comes until it is set."""
 
@@ -197,6 +202,19 @@ def test_torchsnapshot_alone_leaves_old_blobs_and_markers(tmp_path: pathlib.Path
         (tmp_path / "7/evaled_by/val_DONE").touch()
     assert len(list((tmp_path / "7/batched").iterdir())) == 2
     assert (tmp_path / "7/evaled_by/val_DONE").exists()
+
+
+def test_what_a_key_holds_may_change_its_kind(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHSNAPSHOT_DISABLE_BATCHING", "1")
+    held = torchsnapshot.StateDict()
+    snapshot = Snapshot(url, {"m": held})
+    one = torch.ones(2)
+    for value in (one, {"a": {"b": one}}, {"a": one}, [one], (1,), one):
+        held["x"] = value
+        path = snapshot.save(1).wait().path.removeprefix("snapctl://")
+        storage = open_storage(path)
+        manifest = read_manifest(storage)
+        assert not check_whole(storage, manifest, list_checkpoint(storage, manifest)).problems
 
 
 def test_the_old_manifest_is_gone_before_the_first_new_blob(

@@ -382,6 +382,20 @@ def test_two_tensors_that_would_share_a_blob_are_refused(
     monkeypatch.setenv("TORCHSNAPSHOT_MAX_CHUNK_SIZE_BYTES_OVERRIDE", "8")
     with pytest.raises(RefusedError, match=r"m/w_0_0 and m/w would both|m/w and m/w_0_0 would both"):
         save(tmp_path, w=torch.ones(4, 2), w_0_0=torch.zeros(1))
+    with pytest.raises(RefusedError, match=r"m/w would be stored as 0/m/w_0_0, and m/w_0_0/x inside it as 0/m/w_0_0/x"):
+        save(tmp_path, w=torch.ones(4, 2), w_0_0={"x": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_one_element_with_a_stride_is_an_element_like_others(
+    batched: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not batched:
+        monkeypatch.setenv("TORCHSNAPSHOT_DISABLE_BATCHING", "1")
+    one = torch.arange(8.0)[3::8]
+    pair = torch.arange(8.0).reshape(2, 4)[:, 3:4].t()[:, :1]  # [1, 1], of strides other than 1
+    found = read_stored(save(tmp_path, one=one, pair=pair, c=torch.ones(3, dtype=torch.complex64)[1::2]))
+    assert (found["0/m/one"].tolist(), found["0/m/pair"].tolist(), found["0/m/c"].tolist()) == ([3], [[3]], [1])
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 from snapctl.errors import PermissionDeniedError, PreconditionError, RefusedError, StorageError, UnavailableError
 from snapctl.storage import FileInfo, Storage, open_storage, run_parallel, time_limit
-from tests.support.servers import Bucket, Controlled
+from tests.support.servers import Bucket, Controlled, fault_proxy
 
 Opener = Callable[[], Storage]
 
@@ -209,6 +209,25 @@ def test_a_deletion_whose_answer_was_lost_has_done_its_work(proxied: tuple[Bucke
         ]
     )
     assert storage.delete("10/a", version=file.version)
+    assert bucket.names() == []
+
+
+@pytest.mark.parametrize("missing412", [False, True])
+def test_a_batch_of_deletions_whose_answer_was_lost_has_done_its_work(
+    minigcs: Controlled, monkeypatch: pytest.MonkeyPatch, missing412: bool
+) -> None:
+    bucket = Bucket(minigcs.endpoint, "bk")
+    minigcs.configure(missing412=missing412)
+    with fault_proxy(minigcs.endpoint) as proxy:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", proxy.endpoint)
+        storage = open_storage(f"{bucket.url}/run")
+        for name in ("a", "b", "c"):
+            storage.write(f"10/{name}", b"1")
+        assert storage.delete_files([storage.find_file("10/a")]).deleted == 1  # finds out that there are batches
+        files = storage.list_tree()
+        proxy.configure(faults=[{"match": "/batch/", "method": "POST", "lose": True, "n": 1}])
+        report = storage.delete_files(files)
+    assert (report.deleted, report.changed, report.failed) == (2, [], [])
     assert bucket.names() == []
 
 

@@ -28,6 +28,7 @@ from snapctl.checkpoints.looking import (
     incomplete,
     judge_scanned,
     look_at_checkpoint,
+    read_blob_sums,
     read_manifest,
     record_matches,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "open_save_dir",
     "parse_step",
     "plausible_time",
+    "read_blob_sums",
     "read_manifest",
     "record_matches",
     "step_from_checkpoint",

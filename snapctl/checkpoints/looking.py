@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -29,7 +29,7 @@ from snapctl.markers import (
     parse_pin,
     partition_of_marker,
 )
-from snapctl.save_record import SAVE_RECORD_PATH, SaveRecord, parse_save_record
+from snapctl.save_record import SAVE_RECORD_PATH, BlobSum, SaveRecord, parse_save_record
 from snapctl.storage import FileInfo, ScannedDir, Storage, run_parallel
 
 MAX_SIDE_FILE_BYTES = 16 << 20
@@ -77,7 +77,7 @@ def judge_scanned(
         judged = _judge(entry, int(name), base + name, now, is_link=name in place.linked_names)
         return read(judged, entry, lambda: storage.child(name), now)
 
-    found = run_parallel(look, entries, jobs=storage.parallel_requests)
+    found = run_parallel(look, entries, jobs=storage.parallel_requests if details else 1)
     yield from (checkpoint for checkpoint in found if checkpoint is not None)
 
 
@@ -242,6 +242,28 @@ def record_matches(record: SaveRecord, storage: Storage, manifest: FileInfo) -> 
 
         crc32c = int(google_crc32c.value(storage.read(manifest.path)))
     return crc32c == record.manifest.crc32c
+
+
+def read_blob_sums(
+    storage: Storage, record: FileInfo | None, manifest: FileInfo | None
+) -> tuple[Mapping[str, BlobSum] | None, list[str]]:
+    """The checksums of blobs that a save recorded, by location; None where there are none, or void ones.
+
+    Args:
+        record, manifest: as they were listed; None for one that is not there.
+
+    Returns:
+        also what should be said about it, without the name of the checkpoint.
+    """
+    if record is None or manifest is None or not record.size_bytes:
+        return None, []
+    try:
+        parsed = parse_save_record(storage.read(SAVE_RECORD_PATH, version=record.version), with_blobs=True)
+    except ValueError as error:
+        return None, [f"{SAVE_RECORD_PATH} is not a save record: {error}"]
+    if not record_matches(parsed, storage, manifest):
+        return None, ["saved again by something else than snapctl: its recorded checksums are not used"]
+    return parsed.blobs, []
 
 
 def read_manifest(storage: Storage, *, version: str = "") -> Manifest:

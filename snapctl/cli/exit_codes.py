@@ -29,13 +29,13 @@ class ExitCode(IntEnum):
 MEANINGS = {
     "0": "done; the answer is yes",
     "1": "the answer is no: damage found, not evaluated, too old, no checkpoint fits the filter, the manifest cannot "
-    "be parsed, the file of --fail-if is there",
+    "be parsed, the file of --fail-if is there, show --diff found differences",
     "2": "the command line is wrong",
     "3": "not there: no such save directory, no complete checkpoint, no such step or entry",
     "4": "the storage failed and nothing could be done: permission, credentials, network, I/O, no space",
     "5": "done in part: some deletions failed, some checkpoints could not be read, a command of wait --exec failed",
     "6": "refused: a guard said no, a claim is held, the output file exists, an object would need unpickling, an "
-    "optional part is not installed, the answer at the prompt was no or nobody could be asked",
+    "optional part is not installed (also on a worker), the answer at the prompt was no or nobody could be asked",
     "70": "a bug in the tool; with a traceback",
     "124": "timed out waiting",
     "130, 143": "interrupted, terminated",

@@ -5,15 +5,17 @@ With --recursive: every save directory below a root, a line each.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
+from snapctl.cadence import Spacing, find_spacings
 from snapctl.checkpoints import Checkpoint, find_checkpoints, open_save_dir
 from snapctl.cli.checkpoint_json import listed_json
 from snapctl.cli.exit_codes import ExitCode
+from snapctl.cli.list_long import have_room, long_json, print_charts, spacing_cells
 from snapctl.cli.options import (
     EvaluatedByOption,
     JsonOption,
@@ -41,7 +43,7 @@ def command(
     context: typer.Context,
     save_dir: SaveDirArgument,
     show_all: Annotated[bool, typer.Option("--all", "-a", help="Incomplete checkpoints, too.")] = False,
-    long: Annotated[bool, typer.Option("--long", "-l", help="Add sizes, numbers of files, and metrics.")] = False,
+    long: Annotated[bool, typer.Option("--long", "-l", help="Add sizes, spacing, save times, and metrics.")] = False,
     limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Only the newest N.")] = None,
     reverse: Annotated[bool, typer.Option("--reverse", help="The newest first.")] = False,
     evaluated_by: EvaluatedByOption = None,
@@ -87,14 +89,18 @@ def command(
     for checkpoint in chosen:
         for warning in (*checkpoint.warnings, *checkpoint.unread):
             out.warn(warning)
+    spacings = find_spacings(found) if long else None
     if reverse:
         chosen.reverse()
     if as_json:
-        out.document({"save_dir": place.storage.url, "checkpoints": [listed_json(c) for c in chosen]})
+        items = [{**listed_json(c), **long_json(c, spacings)} for c in chosen]
+        out.document({"save_dir": place.storage.url, "checkpoints": items})
     elif quiet or print0:
         _print_paths(out, chosen, end="\0" if print0 else "\n")
     else:
-        _print_table(out, chosen, long=long)
+        _print_table(out, chosen, spacings)
+        if spacings is not None:
+            print_charts(out, sorted(chosen, key=lambda checkpoint: checkpoint.step or 0), spacings)
     return ExitCode.PARTIAL if any(c.state == "unreadable" or c.unread for c in chosen) else ExitCode.OK
 
 
@@ -126,33 +132,39 @@ def _print_paths(out: Output, checkpoints: Sequence[Checkpoint], *, end: str) ->
             out.path(checkpoint.path, end=end)
 
 
-def _print_table(out: Output, checkpoints: Sequence[Checkpoint], *, long: bool) -> None:
+def _print_table(out: Output, checkpoints: Sequence[Checkpoint], spacings: Mapping[int, Spacing] | None) -> None:
     if not checkpoints:
         out.note("no checkpoints")
         return
-    headers = ["STEP", "STATE", "CREATED", "EVALUATED", *(["SIZE", "FILES", "METRICS"] if long else [])]
-    out.table(headers, [_row(c, long=long) for c in checkpoints], right=("STEP", "SIZE", "FILES"))
+    headers = ["STEP", "STATE", "CREATED", "EVALUATED"]
+    rows = [_row(checkpoint) for checkpoint in checkpoints]
+    if spacings is not None:
+        sized = [[*row, *_size_cells(c)] for row, c in zip(rows, checkpoints, strict=True)]
+        spaced = [[*row, *spacing_cells(c, spacings)] for row, c in zip(sized, checkpoints, strict=True)]
+        headers += ["SIZE", "FILES"]
+        is_wide = have_room([*headers, "SPACING", "SAVE", "METRICS"], [[*row, ""] for row in spaced])
+        headers += ["SPACING", "SAVE", "METRICS"] if is_wide else ["METRICS"]
+        chosen = spaced if is_wide else sized
+        rows = [[*row, _metrics_text(c) or "-"] for row, c in zip(chosen, checkpoints, strict=True)]
+    out.table(headers, rows, right=("STEP", "SIZE", "FILES"))
     for checkpoint in checkpoints:
         if checkpoint.problem:
             out.warn(checkpoint.problem)
 
 
-def _row(checkpoint: Checkpoint, *, long: bool) -> list[str]:
+def _row(checkpoint: Checkpoint) -> list[str]:
     state = checkpoint.state + (", pinned" if checkpoint.pinned else "") + (", deleting" if checkpoint.deleting else "")
     created = format_time(checkpoint.created_at)
-    row = [
+    return [
         str(checkpoint.step),
         Cell(state, _STYLES[checkpoint.state]),
         f"{created[:10]} {created[11:19]}Z" if created else "-",
         ", ".join(checkpoint.evaluated_by) or "-",
     ]
-    if long:
-        row += [
-            format_size(checkpoint.size_bytes),
-            "-" if checkpoint.files is None else str(checkpoint.files),
-            _metrics_text(checkpoint) or "-",
-        ]
-    return row
+
+
+def _size_cells(checkpoint: Checkpoint) -> list[str]:
+    return [format_size(checkpoint.size_bytes), "-" if checkpoint.files is None else str(checkpoint.files)]
 
 
 def _metrics_text(checkpoint: Checkpoint) -> str:

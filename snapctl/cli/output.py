@@ -18,7 +18,11 @@ from snapctl.errors import InvalidOptionError, NoSpaceError, RefusedError, Snapc
 from snapctl.markers import json_number
 
 MIN_COLUMN = 8
-LONG_COLUMN = 20
+SHORT_WORD = 12
+LONG_WORD = 20
+"""On a narrow terminal words of a table are not divided up to this length if that can be, and never up to the other."""
+_BREAKS = "/.,_-="
+"""A long word is divided after one of these, if there is one in the second half of a line."""
 FIRST_COMBINING = "\u0300"
 """Before it every character takes one column."""
 _SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
@@ -85,7 +89,8 @@ class Output:
         flush = [header in right for header in headers]
         room = terminal_width(sys.stdout)
         if room is not None and sum(widths) + 2 * (len(widths) - 1) > room:
-            narrow = _shrink(widths, headers, room)
+            words = [max(map(_longest_word, column)) for column in zip(headers, *cells, strict=True)]
+            narrow = _shrink(widths, words, flush, room)
             if narrow is None:
                 self._records(headers, cells, room)
                 return
@@ -108,22 +113,15 @@ class Output:
 
     def _records(self, headers: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> None:
         """A table for a terminal that is too narrow for it: a block of lines for each row."""
-        lines: list[str] = []
-        for row in rows:
-            for header, cell in zip(headers, row, strict=True):
-                lines += chop(f"{header}: {cell}", room)
-            lines.append("")
-        self._write("\n".join(lines))
+        color = wants_color(sys.stdout)
+        blocks = [_field_lines(list(zip(headers, row, strict=True)), room, color=color) for row in rows]
+        self._write("\n".join(f"{line}\n" for line in map("\n".join, blocks)))
 
     def fields(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Names and values, one pair a line."""
-        width = max((len(name) for name, _ in pairs), default=0)
-        room = terminal_width(sys.stdout)
-        for name, value in pairs:
-            label, text = f"{name}:".ljust(width + 2), _plain(value)
-            parts = [text] if room is None else chop(text, max(MIN_COLUMN, room - width - 2))
-            for number, part in enumerate(parts):
-                self._write((label if number == 0 else " " * len(label)) + part + "\n")
+        shown = [(name, _plain(value)) for name, value in pairs]
+        for line in _field_lines(shown, terminal_width(sys.stdout), color=False):
+            self._write(line + "\n")
 
     def flush(self) -> None:
         """Lets the reader have what has been written, before the command goes on."""
@@ -382,16 +380,43 @@ def _chop_word(word: str, width: int) -> list[str]:
         return [word]
     from rich.cells import chop_cells
 
-    return list(chop_cells(word, width))
+    pieces = []
+    while cell_width(word) > width:
+        piece = chop_cells(word, width)[0]
+        ends = [end for end in range(len(piece) // 2 + 1, len(piece) + 1) if _may_end(word, end)]
+        cut = ends[-1] if ends else len(piece)
+        pieces.append(word[:cut])
+        word = word[cut:]
+    return [*pieces, word]
 
 
-def _shrink(widths: Sequence[int], headers: Sequence[str], room: int) -> list[int] | None:
-    """Widths that fit, taken from the widest columns, long ones first; None if that leaves too little of them."""
+def _may_end(word: str, end: int) -> bool:
+    """Whether a word is well divided here: behind punctuation, but not within a number."""
+    return word[end - 1] in _BREAKS and not (word[end - 1] in ".-" and word[end].isdigit())
+
+
+def _longest_word(text: str) -> int:
+    return max(map(cell_width, str(text).split(" ")))
+
+
+def _shrink(widths: Sequence[int], words: Sequence[int], fixed: Sequence[bool], room: int) -> list[int] | None:
+    """Widths that fit, taken from the widest columns; None if that leaves too little of them.
+
+    Args:
+        words: the longest word of each column, which is divided only if it is long.
+        fixed: columns that keep their width: numbers.
+    """
     result = list(widths)
     excess = sum(result) + 2 * (len(result) - 1) - room
-    for floor in (LONG_COLUMN, MIN_COLUMN):
+    steps = (
+        [min(width, LONG_WORD) for width in widths],
+        [min(word, LONG_WORD) for word in words],
+        [min(word, SHORT_WORD) for word in words],
+    )
+    for step in steps:
+        floors = [width if keeps else floor for width, floor, keeps in zip(widths, step, fixed, strict=True)]
         while excess > 0:
-            spare = [width - max(floor, len(header)) for width, header in zip(result, headers, strict=True)]
+            spare = [width - floor for width, floor in zip(result, floors, strict=True)]
             most = max(range(len(result)), key=spare.__getitem__)
             if spare[most] <= 0:
                 break
@@ -408,6 +433,18 @@ def _row(cells: Sequence[str], widths: Sequence[int], flush: Sequence[bool], *, 
         shown = f"\x1b[{_SGR[style]}m{cell}\x1b[0m" if color and style and cell else str(cell)
         parts.append(padding + shown if to_right else shown + padding)
     return parts
+
+
+def _field_lines(pairs: Sequence[tuple[str, str]], room: int | None, *, color: bool) -> list[str]:
+    """Names and values below each other; in colour the names are bold, and values have their styles."""
+    width = max((len(name) for name, _ in pairs), default=0) + 2
+    lines = []
+    for name, value in pairs:
+        parts = [value] if room is None else chop(value, max(MIN_COLUMN, room - width))
+        for number, part in enumerate(parts):
+            label = Cell(f"{name}:" if number == 0 else "", "bold")
+            lines.append("".join(_row([label, part], [width, cell_width(part)], [False, False], color=color)))
+    return lines
 
 
 def _fold_row(

@@ -1,4 +1,8 @@
-"""What is in a checkpoint: where it comes from, how large it is, and its entries. Nothing is ever unpickled."""
+"""What is in a checkpoint: where it comes from, how large it is, and its entries. Nothing is ever unpickled.
+
+With --diff B: what is different in B. Ends with 0 if nothing is, with 1 if anything is; content that could not be
+compared is said, and is no difference.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from snapctl.checkpoints import (
     read_manifest,
 )
 from snapctl.cli.checkpoint_json import metrics_json
-from snapctl.cli.exit_codes import ExitCode
+from snapctl.cli.exit_codes import ExitCode, worst
 from snapctl.cli.options import (
     CheckpointOrSaveDirArgument,
     JsonOption,
@@ -25,6 +29,7 @@ from snapctl.cli.options import (
     parse_storage_options,
 )
 from snapctl.cli.output import Output, format_number, format_size, json_value
+from snapctl.cli.show_diff import Side, show_difference
 from snapctl.errors import InvalidOptionError, StorageError
 from snapctl.inspection import (
     RolledUp,
@@ -56,15 +61,31 @@ def command(
     group: Annotated[bool, typer.Option("--group", help="Roll up repeated layers: layers.#.weight ×48.")] = False,
     rank: Annotated[int | None, typer.Option(metavar="R", min=0, help="Only what this rank holds.")] = None,
     values: Annotated[bool, typer.Option("--values", help="Show the values of inline primitives.")] = False,
+    diff: Annotated[
+        str | None,
+        typer.Option(
+            "--diff", metavar="B", help="What is different in the checkpoint B (or the latest of a directory)."
+        ),
+    ] = None,
     storage_option: StorageOptions = None,
     as_json: JsonOption = False,
 ) -> int:
     out: Output = context.obj
+    if diff is not None and (depth is not None or values or rank is not None):
+        raise InvalidOptionError("--diff goes with none of --depth, --rank, --values")
     if depth is not None and (group or entries or values or rank is not None):
         raise InvalidOptionError("--depth goes with none of --group, --entries, --rank, --values")
     if group and values:
         raise InvalidOptionError("--values does not go with --group")
-    storage, found, manifest, missed = _open(out, checkpoint, step, parse_storage_options(storage_option))
+    options = parse_storage_options(storage_option)
+    storage, found, manifest, missed = _open(out, checkpoint, step, options)
+    if diff is not None:
+        there = _open(out, diff, None, options)
+        for warning in (*found.warnings, *there[1].warnings):
+            out.warn(warning)
+        sides = Side(storage, found, manifest), Side(*there[:3])
+        code = show_difference(out, *sides, globs=entries or (), group=group, describe_entry=_entry_json)
+        return worst(code, ExitCode.PARTIAL if missed or there[3] else ExitCode.OK)
     if rank is not None and rank >= manifest.world_size:
         raise InvalidOptionError(f"--rank {rank}: {manifest.world_size} ranks saved this checkpoint")
     now = storage.now(may_write=False)

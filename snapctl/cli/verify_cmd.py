@@ -6,7 +6,8 @@ could. Nothing is ever executed: what would need unpickling is said to be unchec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from typing import Annotated, Any
@@ -24,7 +25,14 @@ from snapctl.cli.options import (
 )
 from snapctl.cli.output import Cell, Output, error_json, format_size
 from snapctl.cli.several import code_of_several, open_several
-from snapctl.errors import CheckpointNotFoundError, InvalidOptionError, InvalidPathError, SnapctlError, StorageError
+from snapctl.errors import (
+    CheckpointNotFoundError,
+    InvalidOptionError,
+    InvalidPathError,
+    SnapctlError,
+    StorageError,
+    WorkerSetupError,
+)
 from snapctl.verification.data_plan import parse_sample
 from snapctl.verification.targets import Targets, find_targets, find_targets_in
 from snapctl.verification.verdicts import CheckpointReport, Unchecked
@@ -63,23 +71,29 @@ def command(
         typer.Option(metavar="N/T", help="With --level data: read only the Nth of T parts of each checkpoint."),
     ] = None,
     jobs: Annotated[int | None, typer.Option(metavar="N", min=1, max=1024, help="So many reads at a time.")] = None,
+    dask: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="With --level data: read on the workers of this Dask scheduler."),
+    ] = None,
     storage_option: StorageOptions = None,
     as_json: JsonOption = False,
 ) -> int:
     out: Output = context.obj
-    if level is not LevelName.DATA and (finite or sample is not None):
-        name = "--finite" if finite else "--sample"
+    if level is not LevelName.DATA and (finite or sample is not None or dask is not None):
+        name = "--finite" if finite else "--sample" if sample is not None else "--dask"
         raise InvalidOptionError(f"{name} has no meaning without reading the data", hint="add --level data")
     if every and step:
         raise InvalidOptionError("--all and --step exclude each other")
     how = Thoroughness(level.value, finite, None if sample is None else parse_sample(sample), jobs)
     options = parse_storage_options(storage_option)
-    if recursive or len(checkpoints) > 1:
-        if step:
-            raise InvalidOptionError("--step is for one save directory")
-        return _verify_several(out, checkpoints, how, options, every=every, recursive=recursive)
-    targets = find_targets(checkpoints[0], steps=step or (), every=every, level=how.level, options=options)
-    reports = _verify(out, targets, how, options)
+    is_several = recursive or len(checkpoints) > 1
+    if is_several and step:
+        raise InvalidOptionError("--step is for one save directory")
+    with _cluster(out, dask, jobs) as cluster:
+        if is_several:
+            return _verify_several(out, checkpoints, how, options, cluster, every=every, recursive=recursive)
+        targets = find_targets(checkpoints[0], steps=step or (), every=every, level=how.level, options=options)
+        reports = _verify(out, targets, how, options, cluster)
     _show(out, reports)
     if _code(reports, targets) is ExitCode.STORAGE:
         raise next(report.error for report in reports if isinstance(report.error, StorageError))
@@ -87,7 +101,14 @@ def command(
 
 
 def _verify_several(
-    out: Output, paths: list[str], how: Thoroughness, options: dict[str, Any], *, every: bool, recursive: bool
+    out: Output,
+    paths: list[str],
+    how: Thoroughness,
+    options: dict[str, Any],
+    cluster: Mapping[str, Any],
+    *,
+    every: bool,
+    recursive: bool,
 ) -> ExitCode:
     """Each of several paths; one that cannot be looked at does not keep the others from it."""
     if recursive:
@@ -103,8 +124,10 @@ def _verify_several(
             if isinstance(place, SnapctlError):
                 raise place
             targets = find_targets_in(place, every=every and place.kind == "save_dir", level=how.level)
-            reports = _verify(out, targets, how, options)
+            reports = _verify(out, targets, how, options, cluster)
             _show(out, reports, of=path)
+        except WorkerSetupError:  # so it would be for all
+            raise
         except SnapctlError as error:
             failures.append(code_of(error))
             if out.as_json:
@@ -128,12 +151,14 @@ def _find_one(path: str, options: dict[str, Any]) -> tuple[str, Place | SnapctlE
     return place.storage.url, place
 
 
-def _verify(out: Output, targets: Targets, how: Thoroughness, options: dict[str, Any]) -> list[CheckpointReport]:
+def _verify(
+    out: Output, targets: Targets, how: Thoroughness, options: dict[str, Any], cluster: Mapping[str, Any]
+) -> list[CheckpointReport]:
     """The reports in the order of steps, without those of checkpoints that have vanished meanwhile."""
     for error in targets.not_looked_at:
         out.warn(f"could not be looked at: {error.message}")
     with _progress(out, targets, how) as on_progress:
-        reports = list(verify(targets, how, options=options, on_progress=on_progress))
+        reports = list(verify(targets, how, options=options, on_progress=on_progress, **cluster))
     reports.sort(key=lambda report: (report.step is None, report.step or 0, report.path))
     gone = [report for report in reports if isinstance(report.error, CheckpointNotFoundError)]
     if targets.all_of is None and len(gone) == len(reports) and gone[0].error is not None:
@@ -145,6 +170,20 @@ def _verify(out: Output, targets: Targets, how: Thoroughness, options: dict[str,
     if not reports:
         raise CheckpointNotFoundError(f"{targets.storage.url}: no complete checkpoint")
     return reports
+
+
+@contextmanager
+def _cluster(out: Output, address: str | None, jobs: int | None) -> Iterator[Mapping[str, Any]]:
+    """What `verify` is to read with, by the names of its parameters; nothing without a cluster."""
+    if address is None:
+        yield {}
+        return
+    from snapctl.verification.dask_cluster import dask_cluster
+
+    with dask_cluster(address) as executor:
+        if executor.capacity() == 0:
+            out.note(f"{address}: waiting for a worker")
+        yield {"executor": executor, "capacity": lambda: min(executor.capacity(), jobs or sys.maxsize)}
 
 
 @contextmanager

@@ -29,7 +29,8 @@ class FoundSaveDir(msgspec.Struct, frozen=True):
     path: str
     """Relative to where the search began; empty for that very directory."""
     entries: tuple[ScannedDir, ...]
-    """Its checkpoints, ascending by step. Of those behind a symbolic link the totals are None: they lie elsewhere."""
+    """Its checkpoints, ascending by step; of their files path and size alone are sure (see `Storage.walk`). Of those
+    behind a symbolic link the totals are None: they lie elsewhere."""
     linked_names: frozenset[str] = frozenset()
     error: StorageError | None = None
     """It could not be listed to its end: there may be more."""
@@ -61,7 +62,7 @@ def find_save_dirs(storage: Storage) -> Iterator[Found]:
         StorageError: the directory itself could not be listed at all.
     """
     finder = _Finder(storage)
-    for part in storage.walk(WANTED):
+    for part in storage.walk():
         if isinstance(part, WalkFailure):
             if not part.path and not finder.has_begun:
                 raise part.error

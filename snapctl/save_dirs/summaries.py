@@ -170,21 +170,19 @@ def _summary_of(root: Storage, found: Found, now: float) -> Summary:
     checkpoints = list(judge_scanned(place, found.entries, details=False, now=now))
     newest = _newest(checkpoints)
     entries = [entry for entry in found.entries if newest is not None and entry.name == str(newest.step)]
-    detailed = list(judge_scanned(place, [_with_checksum(place, entry) for entry in entries], now=now))
+    detailed = list(judge_scanned(place, [_of_the_save(place, entry) for entry in entries], now=now))
     return _summarize(place, checkpoints, detailed, now, found.error)
 
 
-def _with_checksum(place: Place, entry: ScannedDir) -> ScannedDir:
-    """The same with what the storage knows of the manifest now, so that its content need not be read to compare it with
-    what the save recorded; unchanged where there is nothing to compare."""
-    if not any(file.path == SAVE_RECORD_PATH for file in entry.files):
-        return entry
+def _of_the_save(place: Place, entry: ScannedDir) -> ScannedDir:
+    """What tells when it was saved, and how that went: what the storage says of the manifest now (its time, and the
+    checksum that the save record must speak of), and the save record."""
     try:
         manifest = place.storage.child(entry.name).find_file(MANIFEST_NAME)
-    except StorageError:
-        return entry
-    others = [file for file in entry.files if file.path != MANIFEST_NAME]
-    return msgspec.structs.replace(entry, files=others if manifest is None else [manifest, *others])
+    except StorageError as error:
+        return msgspec.structs.replace(entry, totals_error=entry.totals_error or error)
+    record = [file for file in entry.files if file.path == SAVE_RECORD_PATH]
+    return msgspec.structs.replace(entry, files=record if manifest is None else [manifest, *record])
 
 
 def _newest(checkpoints: Iterable[Checkpoint]) -> Checkpoint | None:

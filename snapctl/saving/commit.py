@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from snapctl.errors import (
 from snapctl.manifest import MANIFEST_NAME
 from snapctl.markers import DELETING_NAME, MARKER_DIR, claim_of_path, partition_of_marker
 from snapctl.save_record import SAVE_RECORD_PATH, BlobSum, SaveRecord, format_save_record
-from snapctl.storage import DeletedFiles, FileInfo, Storage, run_parallel
+from snapctl.storage import DeletedFiles, FileInfo, Storage, parent_paths, run_parallel
 from snapctl.storage.local_paths import TEMPORARY_MARK
 
 RECORD_DIR = SAVE_RECORD_PATH.rpartition("/")[0]
@@ -35,7 +35,7 @@ _NOT_FOR_YAML = re.compile(
 )
 
 
-def clear_step(storage: Storage, *, durable: bool = True) -> list[FileInfo]:
+def clear_step(storage: Storage, locations: Collection[str] = (), *, durable: bool = True) -> list[FileInfo]:
     """Makes a step's directory ready for being saved (again): no reader takes it for complete or evaluated any more.
 
     The manifest goes first, then announcements of deletions, markers and claims, and the record of the earlier save.
@@ -43,10 +43,15 @@ def clear_step(storage: Storage, *, durable: bool = True) -> list[FileInfo]:
     checkpoint of another run perhaps, the link goes, and what it leads to stays; so do links inside it that may lead to
     other directories.
 
+    Args:
+        locations: where the new blobs will be. An old one goes at once if it lies where one of them needs a directory,
+            or in a directory where one of them will be.
+
     Returns:
         The files that are left.
     """
     _remove_link(storage)
+    storage.delete_empty_dirs()  # one may stand where a blob will be
     storage.make_dir(durable=durable)
     files = storage.list_tree()
     found = {file.path for file in files}
@@ -62,8 +67,24 @@ def clear_step(storage: Storage, *, durable: bool = True) -> list[FileInfo]:
             if durable:
                 storage.sync_dir(directory)
             storage.delete_empty_dirs(directory)
-    gone = {MANIFEST_NAME, *stale}
+    in_the_way = find_obstacles(files, locations)
+    if in_the_way:
+        delete_blobs(storage, in_the_way)
+    gone = {MANIFEST_NAME, *stale, *(file.path for file in in_the_way)}
     return [file for file in files if file.path not in gone]
+
+
+def find_obstacles(files: Iterable[FileInfo], locations: Collection[str]) -> list[FileInfo]:
+    """Old blobs that are files where new ones need directories, or lie in directories where new ones will be. Pure.
+
+    A key that held a tensor may hold a dict of tensors by now, and the other way round.
+    """
+    new, above = set(locations), {path for location in locations for path in parent_paths(location)}
+    return [
+        file
+        for file in plan_old_blobs(files, ())
+        if file.path in above or any(path in new for path in parent_paths(file.path))
+    ]
 
 
 def _remove_link(storage: Storage) -> None:

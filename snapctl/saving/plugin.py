@@ -21,7 +21,7 @@ from snapctl.checksums import crc32c
 from snapctl.errors import DamagedError
 from snapctl.manifest import MANIFEST_NAME
 from snapctl.save_record import BlobSum
-from snapctl.storage import FileInfo, Storage, open_storage
+from snapctl.storage import FileInfo, Storage, open_storage, parent_paths
 
 Result = TypeVar("Result")
 
@@ -106,7 +106,7 @@ class SnapctlPlugin(StoragePlugin):  # type: ignore[misc]
         with self._lock:
             if not self._dirs:
                 self.storage.make_dir(durable=self._durable)
-            self._dirs.update(_directories(path))
+            self._dirs.update(("", *parent_paths(path)))
         total = BlobSum(len(data), crc32c(data) if self._checksums else 0)
         found = self.storage.write_blob(path, data, durable=self._durable)
         with self._lock:
@@ -134,12 +134,6 @@ class SnapctlPlugin(StoragePlugin):  # type: ignore[misc]
     def shut_down(self) -> None:
         """Waits for what is being written, and begins nothing more."""
         self._pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _directories(path: str) -> set[str]:
-    """The directories that a path leads through, from ``""`` on."""
-    parts = path.split("/")[:-1]
-    return {"/".join(parts[:depth]) for depth in range(len(parts) + 1)}
 
 
 def open_plugin(path: str, storage_options: Mapping[str, Any] | None = None) -> SnapctlPlugin:

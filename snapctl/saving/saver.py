@@ -230,11 +230,11 @@ class _Save:
             if isinstance(other, PendingSnapshot) and other.path == self.pending.path:
                 other._released.wait()
 
-    def _clear(self) -> None:
+    def _clear(self, locations: Collection[str]) -> None:
         """Every rank has planned its part, and none has refused: from here on the step's old content is void."""
         self._ranks.gather(None)
         if self._ranks.rank == 0 and self._plugin is not None:
-            self._old = clear_step(self._plugin.storage, durable=self._options.fsync)
+            self._old = clear_step(self._plugin.storage, locations, durable=self._options.fsync)
             self._announced = announce(self._plugin.storage)
         self._ranks.share(None)
 

@@ -17,7 +17,7 @@ import importlib
 import inspect
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,9 @@ from torchsnapshot.manifest import ChunkedTensorEntry, ObjectEntry
 from snapctl.errors import RefusedError, SaveError
 from snapctl.ranks import Ranks, RootOnly
 from snapctl.saving.savable import PICKLED_DTYPES, RAW_DTYPES, SAVES_DTENSORS, find_refused, is_dtensor, refuse_together
+from snapctl.storage import parent_paths
 from snapctl.storage.local_paths import TEMPORARY_MARK
+from snapctl.tensors.torch_decoding import flat_bytes
 
 _SERIALIZATION = torchsnapshot.serialization
 _TENSORS = torchsnapshot.io_preparers.tensor
@@ -73,7 +75,7 @@ def stage(
     ranks: Ranks,
     plugin: Any,
     loop: Any,
-    before_writing: Callable[[], None],
+    before_writing: Callable[[Collection[str]], None],
 ) -> Staged:
     """Plans a snapshot on all ranks and copies this rank's part; writing begins as far as memory is short.
 
@@ -82,7 +84,8 @@ def stage(
         replicated: globs of logical paths that are the same on all ranks.
         plugin: torchsnapshot's ``StoragePlugin`` that gets the blobs.
         loop: the event loop in which it is called; the rest of the work must be done in it, too.
-        before_writing: called once everything is planned and nothing has been refused, before the first write.
+        before_writing: called once everything is planned and nothing has been refused, before the first write; on rank
+            0 with the locations of the blobs of all ranks.
 
     Raises:
         UnsavableError: the state holds something that cannot be saved exactly; on all ranks, with all that was found.
@@ -91,6 +94,7 @@ def stage(
     _SNAPSHOT.Snapshot._validate_app_state(app_state)
     patterns = _agree_on_patterns(app_state, replicated, ranks)
     pickled: dict[str, memoryview] = {}
+    locations: set[str] = set()
     base: Any = _SNAPSHOT.Snapshot
 
     class Take(base):  # type: ignore[misc]
@@ -105,9 +109,11 @@ def stage(
 
         @staticmethod
         def _gather_manifest(manifest: dict[str, Any], pg: Ranks) -> dict[str, Any]:
-            return _gather_manifest(manifest, pg)
+            gathered = _gather_manifest(manifest, pg)
+            locations.update(_check_locations(gathered))
+            return gathered
 
-    with _corrected(pickled, before_writing):
+    with _corrected(pickled, lambda: before_writing(locations)):
         work, metadata = Take._take_impl(
             path="",
             app_state=dict(app_state),
@@ -185,26 +191,41 @@ def _gather_manifest(manifest: dict[str, Any], ranks: Ranks) -> dict[str, Any]:
     if gathered is None:
         return {}
     merged = torchsnapshot.partitioner.consolidate_replicated_entries(rank_to_entries=gathered)
-    entries = {f"{rank}/{path}": entry for rank, held in enumerate(merged) for path, entry in held.items()}
-    _check_locations(entries)
-    return entries
+    return {f"{rank}/{path}": entry for rank, held in enumerate(merged) for path, entry in held.items()}
 
 
-def _check_locations(entries: Mapping[str, Any]) -> None:
-    """Refuses two tensors of one location: the chunk ``w_0_0`` of ``w``, and a tensor whose name is ``w_0_0``."""
+def _check_locations(entries: Mapping[str, Any]) -> Collection[str]:
+    """Refuses two tensors of one location: the chunk ``w_0_0`` of ``w``, and a tensor whose name is ``w_0_0``; and one
+    whose location is a directory of another's.
+
+    Returns:
+        The locations.
+    """
     owners: dict[str, str] = {}
+    slabs: set[str] = set()
     for path, entry in entries.items():
         logical = path.partition("/")[2]
         for part in getattr(entry, "shards", None) or getattr(entry, "chunks", None) or (entry,):
             stored = getattr(part, "tensor", part)
             location = getattr(stored, "location", None)
-            if location is None or getattr(stored, "byte_range", None) is not None:
+            if location is None:
+                continue
+            if getattr(stored, "byte_range", None) is not None:
+                slabs.add(location)
                 continue
             other = owners.setdefault(location, logical)
             if other != logical:
                 raise RefusedError(
                     f"{other} and {logical} would both be stored as {location}", hint="rename one of the two"
                 )
+    for location, logical in owners.items():
+        for above in parent_paths(location):
+            if above in owners:
+                raise RefusedError(
+                    f"{owners[above]} would be stored as {above}, and {logical} inside it as {location}",
+                    hint="rename one of the two",
+                )
+    return owners.keys() | slabs
 
 
 def wait_for_devices(values: Any) -> None:
@@ -438,5 +459,5 @@ def _stage_tensor(stager: Any) -> memoryview | bytes:
         return data
     if must_own:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
-    flat: Any = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+    flat: Any = flat_bytes(tensor).numpy()
     return memoryview(flat)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from snapctl.errors import InvalidPathError
-from snapctl.storage.base import Storage, check_length, check_relative_path, cuts_of
+from snapctl.storage.base import Storage, check_length, check_relative_path, cuts_of, parent_paths
 from snapctl.storage.local import LocalStorage
 from snapctl.storage.running import collect_errors, run_parallel, time_limit
 from snapctl.storage.values import (
@@ -42,6 +42,7 @@ __all__ = [
     "collect_errors",
     "cuts_of",
     "open_storage",
+    "parent_paths",
     "run_parallel",
     "split_url",
     "time_limit",

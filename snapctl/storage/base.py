@@ -119,16 +119,12 @@ class Storage(abc.ABC):
             skip = len(name) + 1
             yield ListedTree(name, [msgspec.structs.replace(file, path=file.path[skip:]) for file in files])
 
-    def walk(self, wanted: Sequence[str] = ()) -> Iterator[list[FileInfo] | WalkFailure]:
-        """All that lies below this directory, in parts, so that nobody has to hold it all.
+    def walk(self) -> Iterator[list[FileInfo] | WalkFailure]:
+        """All that lies below this directory, in parts, so that nobody has to hold it all: paths and sizes.
 
         What lies below one directory comes together, whatever its depth. A directory in which nothing may lie comes
         as a folder object would, with a slash at the end of its path; so does a symbolic link to a directory
-        (`FileInfo.is_link`), which is never entered: there are no cycles.
-
-        Args:
-            wanted: names as `scan` takes them, here in any directory: of other files nothing but the size need be
-                told, and of none its version or checksum.
+        (`FileInfo.is_link`), which is never entered: there are no cycles. Times, versions and checksums may be missing.
         """
         todo = [""]
         while todo:
@@ -410,6 +406,13 @@ def check_relative_path(path: str) -> str:
     if "" in parts or ".." in parts or "." in parts or "\0" in path or not _is_encodable(path):
         raise InvalidPathError(f"not a path inside a directory: {path!r}")
     return path
+
+
+def parent_paths(path: str) -> Iterator[str]:
+    """The directories that a file lies in, from the inside out, without the root."""
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path
 
 
 def _is_encodable(path: str) -> bool:

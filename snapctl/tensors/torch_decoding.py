@@ -284,17 +284,22 @@ def torch_to_numpy(tensor: torch.Tensor, *, entry: str) -> np.ndarray[Any, Any]:
     Raises:
         UnsupportedEntryError: numpy has no such dtype (quantized, complex32).
     """
-    numerics = import_torch(entry)
     name = str(tensor.dtype).removeprefix("torch.")
     try:
         target = numpy_dtype(name)
     except UnsupportedEntryError as error:
         raise UnsupportedEntryError(f"{entry}: {error.message}", hint=error.hint) from error
+    if tensor.numel() == 0:
+        return np.empty(tuple(tensor.shape), target)
+    flat: np.ndarray[Any, Any] = flat_bytes(tensor).numpy()
+    return flat.view(target).reshape(tuple(tensor.shape))
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of the elements of a dense tensor that has some, in row-major order; shares memory where it can."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    if plain.numel() == 0:
-        return np.empty(tuple(plain.shape), target)
-    flat: np.ndarray[Any, Any] = plain.reshape(-1).view(numerics.uint8).numpy()
-    return flat.view(target).reshape(tuple(plain.shape))
+    # the strides of dimensions of one element may be anything, and a view of bytes does not like that
+    return plain.as_strided((plain.numel(),), (1,)).view(import_torch("a tensor").uint8)
 
 
 def numpy_to_torch(array: np.ndarray[Any, Any], dtype: str) -> torch.Tensor:

@@ -15,7 +15,7 @@ from typing import IO, Any
 import msgspec
 
 from snapctl.errors import DamagedError, MissingExtraError, RefusedError, UnsupportedEntryError
-from snapctl.tensors.torch_decoding import import_torch, load_object, torch_elements
+from snapctl.tensors.torch_decoding import flat_bytes, import_torch, load_object
 from snapctl.verification.blob_uses import BlobUse
 from snapctl.verification.float_counts import count_non_finite
 from snapctl.verification.verdicts import NonFinite, Problem, Unchecked, problem_of
@@ -241,10 +241,9 @@ def _count(tensor: Any) -> NonFinite:
         return NonFinite(elements=tensor.numel())
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
         raise UnsupportedEntryError("not a dense tensor")
-    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    if plain.numel() == 0:
+    if tensor.numel() == 0:
         return NonFinite()
-    return count_non_finite(torch_elements(plain.view(-1).view(torch.uint8)), dtype)
+    return count_non_finite(flat_bytes(tensor).numpy(), dtype)
 
 
 def _undecodable(use: BlobUse, text: str) -> Problem:

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import functools
+import pickle
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from snapctl.checksums import extend_crc32c
+from snapctl.crc_combine import combine_crc32c
 from snapctl.errors import InvalidPathError, PreconditionError, ShortReadError, StorageError
-from snapctl.storage import Storage, open_storage
+from snapctl.storage import Storage, open_storage, run_parallel
 from snapctl.tensors.blob_file import BlobFile
 from snapctl.tensors.dtypes import QUANTIZED_DTYPES
 from snapctl.tensors.layout import item_bytes
 from snapctl.verification.archive_checks import ArchiveFindings, check_held_archive, check_large_archive
 from snapctl.verification.blob_uses import BlobUse
-from snapctl.verification.data_plan import HELD_BYTES, BlobPart
+from snapctl.verification.data_plan import HELD_BYTES, BlobPart, Load
 from snapctl.verification.float_counts import count_non_finite
 from snapctl.verification.verdicts import NonFinite, Problem, Unchecked
 
 _LOCAL_BLOCK_BYTES = 1 << 20
 _REMOTE_BLOCK_BYTES = 4 << 20
+LOAD_JOBS = 4
+"""Reads at a time of one load from an object store, where a single one waits more than it reads."""
 
 
 class PartResult(msgspec.Struct, frozen=True):
-    """What was found in one part of a blob."""
+    """What was found in one part of a blob, or in a stretch of it."""
 
     crc32c: int = 0
     bytes_read: int = 0
@@ -36,6 +41,8 @@ class PartResult(msgspec.Struct, frozen=True):
     """See `ArchiveFindings.crc_problems`."""
     unchecked: tuple[Unchecked, ...] = ()
     counts: tuple[tuple[str, NonFinite], ...] = ()
+    """Of plain tensors only those with NaN or infinities, and without the number of elements, which follows from the
+    plan: the thousands of a slab need not come back from a worker."""
     error: StorageError | None = None
     """It could not be read."""
 
@@ -51,7 +58,7 @@ class BlobSource:
     def open(self) -> Storage:
         """The directory; in another process one connection for each save directory."""
         if self._storage is None:
-            self._storage = _open(self._url, msgspec.json.encode(self._options))
+            self._storage = _open(self._url, pickle.dumps(self._options))
         return self._storage
 
     def __getstate__(self) -> dict[str, Any]:
@@ -63,12 +70,44 @@ def _open(url: str, options: bytes) -> Storage:
     parent, _, name = url.rpartition("/")
     if parent and not parent.endswith("/") and name not in ("", ".", ".."):
         return _open_parent(parent, options).child(name)
-    return open_storage(url, msgspec.json.decode(options))
+    return open_storage(url, pickle.loads(options))  # noqa: S301 - pickled a moment ago, above
 
 
 @functools.lru_cache(maxsize=16)
 def _open_parent(url: str, options: bytes) -> Storage:
-    return open_storage(url, msgspec.json.decode(options))
+    return open_storage(url, pickle.loads(options))  # noqa: S301 - as above
+
+
+def check_load(source: BlobSource, load: Load) -> tuple[PartResult, ...]:
+    """Reads a load and judges it: a result for each stretch."""
+    parts = [part for stretch in load for part in stretch.parts]
+    if len(parts) == 1:
+        return (check_part(source, parts[0]),)
+    jobs = 1 if source.open().scheme == "file" else LOAD_JOBS
+    checked = iter(run_parallel(lambda part: check_part(source, part), parts, jobs=jobs))
+    return tuple(_join(stretch.parts, list(islice(checked, len(stretch.parts)))) for stretch in load)
+
+
+def _join(parts: Sequence[BlobPart], results: Sequence[PartResult]) -> PartResult:
+    """What was found in neighbouring parts as one result: small, however many there were."""
+    error = next((result.error for result in results if result.error is not None), None)
+    bytes_read = sum(result.bytes_read for result in results)
+    if error is not None:
+        return PartResult(bytes_read=bytes_read, error=error)
+    crc = 0
+    counts: dict[str, NonFinite] = {}
+    for part, result in zip(parts, results, strict=True):
+        crc = combine_crc32c(crc, result.crc32c, part.size_bytes)
+        for tensor, count in result.counts:
+            counts[tensor] = counts.get(tensor, NonFinite()).plus(count)
+    return PartResult(
+        crc,
+        bytes_read,
+        tuple(chain.from_iterable(result.problems for result in results)),
+        tuple(chain.from_iterable(result.crc_problems for result in results)),
+        tuple(chain.from_iterable(result.unchecked for result in results)),
+        tuple(counts.items()),
+    )
 
 
 def check_part(source: BlobSource, part: BlobPart) -> PartResult:
@@ -119,7 +158,9 @@ def _check_held(storage: Storage, part: BlobPart) -> PartResult:
     counts = []
     for span in part.floats:
         elements = data[span.start - part.start : span.end - part.start]
-        counts.append((span.tensor, count_non_finite(elements, span.dtype)))
+        count = count_non_finite(elements, span.dtype)
+        if count.nan or count.infinite:
+            counts.append((span.tensor, count._replace(elements=0)))
     problems = [problem for use in part.axes if (problem := _axis_problem(use, data[use.start - part.start :]))]
     found = ArchiveFindings(problems=problems, counts=counts)
     for use in part.archives:

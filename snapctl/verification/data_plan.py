@@ -6,6 +6,7 @@ import heapq
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from typing import TypeAlias
 
 import msgspec
 
@@ -20,6 +21,14 @@ PART_BYTES = 4 << 20
 """A part that is held in memory because more is done with it, or that is one request."""
 HELD_BYTES = 16 << 20
 """A blob of ``torch.save`` up to this size is held in memory while it is decoded; a larger one is streamed."""
+LOAD_BYTES = 128 << 20
+"""What a worker of somebody else's executor is given at a time: enough that handing it over costs next to nothing."""
+MIN_LOAD_BYTES = 8 << 20
+LOADS_EACH = 4
+"""So many loads for each worker, where there is enough to read: so that all of them end at about the same time."""
+LOCAL_READ_COST = 64 << 10
+REMOTE_READ_COST = 1 << 20
+"""What a read costs besides its bytes: as much as so many bytes more."""
 _AXIS_BYTES = 8
 MAX_SAMPLES = 100_000
 
@@ -66,6 +75,26 @@ class BlobPlan(msgspec.Struct, frozen=True, gc=False):
     location: str
     uses: tuple[BlobUse, ...]
     parts: tuple[BlobPart, ...]
+
+
+class Stretch(msgspec.Struct, frozen=True, gc=False):
+    """Neighbouring parts of one blob, which one worker reads."""
+
+    blob: int
+    """The number of its plan among those of the checkpoint."""
+    parts: tuple[BlobPart, ...]
+
+    @property
+    def start(self) -> int:
+        return self.parts[0].start
+
+    @property
+    def size_bytes(self) -> int:
+        return self.parts[-1].end - self.parts[0].start
+
+
+Load: TypeAlias = tuple[Stretch, ...]
+"""What is read by one worker at a time: stretches of one checkpoint."""
 
 
 class Sample(msgspec.Struct, frozen=True):
@@ -138,6 +167,43 @@ def plan_blobs(
         version = "" if file.is_link else file.version
         parts = _parts(location, version, known, file.size_bytes, finite, part_bytes)
         yield BlobPlan(location, tuple(held), tuple(parts))
+
+
+def choose_load_bytes(size_bytes: int, reads: int, *, workers: int, read_cost: int) -> int:
+    """How large the loads are into which a checkpoint is cut for so many workers.
+
+    Args:
+        size_bytes, reads: of all that is to be read, about.
+        read_cost: see `cut_loads`.
+    """
+    share = (size_bytes + reads * read_cost) // max(1, LOADS_EACH * workers)
+    return min(LOAD_BYTES, max(MIN_LOAD_BYTES, share))
+
+
+def cut_loads(plans: Iterable[BlobPlan], *, load_bytes: int, read_cost: int) -> Iterator[Load]:
+    """The parts of all blobs in loads of about the same cost: small blobs go together, large ones are divided.
+
+    A plan is asked for only when the ones before it have been cut.
+
+    Args:
+        load_bytes: the most that a load costs, unless a single part costs more; 0: each part is a load of its own.
+        read_cost: what a part costs besides its bytes.
+    """
+    ready: list[Stretch] = []
+    cost = 0
+    for number, plan in enumerate(plans):
+        parts: list[BlobPart] = []
+        for part in plan.parts:
+            more = part.size_bytes + read_cost
+            if cost and cost + more > load_bytes:
+                yield (*ready, *([Stretch(number, tuple(parts))] if parts else []))
+                ready, parts, cost = [], [], 0
+            parts.append(part)
+            cost += more
+        if parts:
+            ready.append(Stretch(number, tuple(parts)))
+    if ready:
+        yield tuple(ready)
 
 
 def _ending(use: BlobUse, size: int) -> BlobUse:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from snapctl.checkpoints import incomplete
-from snapctl.crc_combine import combine_crc32c
 from snapctl.errors import (
     CheckpointNotFoundError,
     ManifestError,
@@ -24,30 +23,26 @@ from snapctl.errors import (
     SnapctlError,
     StorageError,
     StorageNotFoundError,
-    UnavailableError,
 )
 from snapctl.manifest import MANIFEST_NAME, Manifest, parse_manifest
-from snapctl.save_record import BlobSum
 from snapctl.storage import FileInfo
-from snapctl.verification.data_plan import LOCAL_SUM_BYTES, PART_BYTES, BlobPlan, Sample, choose_sample, plan_blobs
-from snapctl.verification.size_checks import checksum_problem
+from snapctl.verification.data_plan import LOCAL_SUM_BYTES, PART_BYTES, Sample, choose_sample, plan_blobs
+from snapctl.verification.silence import Silence
 from snapctl.verification.structure_checks import check_structure
 from snapctl.verification.targets import Target, Targets
-from snapctl.verification.verdicts import CheckpointReport, Level, NonFinite, Problem, Unchecked, Verdict
+from snapctl.verification.verdicts import CheckpointReport, Level, Problem, Unchecked, Verdict
 from snapctl.verification.wholeness import Wholeness, check_whole
 
 if TYPE_CHECKING:
-    from snapctl.verification.data_checks import PartResult
+    from snapctl.verification.data_reading import Reading
 
 REMOTE_JOBS = 16
 LOCAL_JOBS = 4
 """At most; no more than there are processors."""
-FOREIGN_JOBS = 64
-"""Handed to an executor of somebody else, whose workers nobody can count here; twice as many wait."""
+FOREIGN_TASKS = 64
+"""At a time by an executor of somebody else that does not say how many it can do."""
 AHEAD_MANIFEST_BYTES = 48 << 20
 """So many bytes of manifests are looked at ahead of the one that is being judged."""
-GIVE_UP_AFTER = 24
-"""After so many reads in a row that the storage did not answer, nothing more is asked of it."""
 
 
 class Thoroughness(msgspec.Struct, frozen=True):
@@ -87,17 +82,12 @@ class _Job:
         self.target = target
         self.manifest_file: FileInfo | None = None
         self.blobs = 0
-        self.recorded: Mapping[str, BlobSum] = {}
-        self.files: Mapping[str, FileInfo] = {}
-        self.plans: tuple[BlobPlan, ...] = ()
-        self.results: list[list[PartResult | None]] = []
-        self.parts_left = 0
-        self.bytes_read = 0
+        self.reading: Reading | None = None
+        self.has_record = False
         self.problems: list[Problem] = []
         self.unchecked: list[Unchecked] = []
         self.warnings: list[str] = []
         self.errors: list[SnapctlError] = []
-        self.counts: dict[str, NonFinite] = {}
         self.unsummed = 0
         self.is_unreadable = False
         self.is_incomplete = False
@@ -109,6 +99,7 @@ def verify(
     *,
     options: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
+    capacity: Callable[[], int] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Iterator[CheckpointReport]:
     """Judges checkpoints, one report each, about in the order of the targets.
@@ -119,10 +110,17 @@ def verify(
     Args:
         options: for the storage, where another process has to open it.
         executor: reads the data; any `concurrent.futures.Executor`, also of processes on other machines that see the
-            same storage. Default: threads of this process.
+            same storage and have the same snapctl. Each task is a load of some megabytes, from small blobs or of a
+            large one. Default: threads of this process.
+        capacity: how many tasks the executor does at a time, asked again every second; it may raise a `WorkerError`
+            when nobody is left. Default: `Thoroughness.jobs`, or 64.
         on_progress: called now and then, from the calling thread.
+
+    Raises:
+        WorkerSetupError: a worker of the executor has another snapctl, or none.
+        Exception: whatever else the executor itself fails with, a `BrokenProcessPool` for one.
     """
-    yield from _Run(targets, how, options, executor, on_progress).reports()
+    yield from _Run(targets, how, options, executor, capacity, on_progress).reports()
 
 
 class _Run:
@@ -132,23 +130,27 @@ class _Run:
         how: Thoroughness,
         options: Mapping[str, Any] | None,
         executor: Executor | None,
+        capacity: Callable[[], int] | None,
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
         self._targets = targets
         self._how = how
         self._options = options
         self._executor = executor
+        self._capacity = capacity
         self._on_progress = on_progress
         self._progress = Progress(targets.count)
-        self._silences = 0
+        self._silence = Silence()
 
     def reports(self) -> Iterator[CheckpointReport]:
         own = None
         try:
-            executor = self._executor
-            if executor is None and self._how.level == "data":
-                own = executor = ThreadPoolExecutor(self._read_jobs(), thread_name_prefix="snapctl-verify")
-            for job in self._read_data(self._looked_at(), executor) if executor else self._looked_at():
+            jobs = self._looked_at()
+            if self._how.level == "data":
+                if self._executor is None:
+                    own = ThreadPoolExecutor(self._read_jobs(), thread_name_prefix="snapctl-verify")
+                jobs = self._read_data(jobs, self._executor or own)
+            for job in jobs:
                 if job.is_incomplete and self._targets.all_of is not None:
                     self._progress.checkpoints -= 1
                     continue
@@ -163,7 +165,7 @@ class _Run:
         if self._how.jobs is not None:
             return self._how.jobs
         if self._executor is not None:
-            return FOREIGN_JOBS
+            return FOREIGN_TASKS
         is_local = self._targets.storage.scheme == "file"
         return min(LOCAL_JOBS, os.cpu_count() or 1) if is_local else REMOTE_JOBS
 
@@ -194,7 +196,7 @@ class _Run:
                 ahead -= weight
                 job = future.result()
                 self._progress.planned += 1
-                self._progress.planned_bytes += sum(part.size_bytes for plan in job.plans for part in plan.parts)
+                self._progress.planned_bytes += job.reading.size_bytes if job.reading is not None else 0
                 yield job
         finally:
             if pool is not None:
@@ -205,8 +207,8 @@ class _Run:
         try:
             if target.error is not None:
                 raise target.error
-            if self._silences >= GIVE_UP_AFTER:
-                raise UnavailableError(f"{target.storage.url}: the storage has stopped answering")
+            if self._silence.is_over:
+                raise self._silence.error(target.storage)
             manifest = self._read_manifest(job)
             if self._how.level == "structure":
                 structure = check_structure(manifest)
@@ -216,7 +218,7 @@ class _Run:
                 job.warnings += structure.warnings
             else:
                 self._look_at_blobs(job, check_whole(target.storage, manifest, target.files))
-            self._silences = 0
+            self._silence.note(None)
         except ManifestError as error:
             job.is_unreadable = True
             job.problems.append(Problem("unreadable-manifest", None, MANIFEST_NAME, error.message))
@@ -224,7 +226,7 @@ class _Run:
             job.is_incomplete = True
             job.errors.append(error)
         except StorageError as error:
-            self._silences += isinstance(error, UnavailableError)
+            self._silence.note(error)
             job.errors.append(error)
         if job.problems or job.errors:
             _look_again(job)
@@ -268,82 +270,52 @@ class _Run:
         if self._how.sample is not None:
             sizes = {location: found.files[location].size_bytes for location in found.uses if location in found.files}
             unread |= sizes.keys() - choose_sample(sizes, self._how.sample, name=storage.name)
-        job.plans = tuple(
-            plan_blobs(
-                found.uses,
-                found.files,
-                finite=self._how.finite,
-                part_bytes=LOCAL_SUM_BYTES if storage.scheme == "file" else PART_BYTES,
-                without=unread,
-                unclear={p.blob for p in found.problems if p.kind == "overlap" and p.blob},
-            )
+        locations = [location for location in found.uses if location not in unread]
+        plans = plan_blobs(
+            found.uses,
+            found.files,
+            finite=self._how.finite,
+            part_bytes=LOCAL_SUM_BYTES if storage.scheme == "file" else PART_BYTES,
+            without=unread,
+            unclear={p.blob for p in found.problems if p.kind == "overlap" and p.blob},
         )
-        job.results = [[None] * len(plan.parts) for plan in job.plans]
-        job.parts_left = sum(len(plan.parts) for plan in job.plans)
-        job.recorded = found.recorded or {}
-        job.files = {plan.location: found.files[plan.location] for plan in job.plans}
+        if locations:
+            from snapctl.verification.data_reading import Reading  # numpy: only where data is read
+
+            job.reading = Reading(
+                storage,
+                plans,
+                blobs=len(locations),
+                size_bytes=sum(found.files[location].size_bytes for location in locations),
+                recorded=found.recorded or {},
+                files={location: found.files[location] for location in locations},
+                judged=frozenset(p.blob for p in found.problems if p.kind == "checksum" and p.blob),
+            )
+            job.has_record = bool(found.recorded)
 
     # -- reading -----------------------------------------------------------------------------------------------
 
-    def _read_data(self, jobs: Iterable[_Job], executor: Executor) -> Iterator[_Job]:
+    def _read_data(self, jobs: Iterable[_Job], executor: Executor | None) -> Iterator[_Job]:
         """The checkpoints whose data has been read."""
-        from snapctl.verification.data_checks import (  # numpy: only where data is read
-            BlobSource,
-            PartResult,
-            check_part,
+        from snapctl.verification.data_reading import DataReader
+
+        assert executor is not None
+        reader: DataReader[_Job] = DataReader(
+            executor,
+            self._capacity or self._read_jobs,
+            options=self._options,
+            silence=self._silence,
+            is_foreign=self._executor is not None,
+            on_read=self._count,
         )
+        for job in reader.read((job, job.reading) for job in jobs):
+            if job.reading is not None:
+                _add_findings(job, job.reading)
+            yield job
 
-        running: dict[Future[PartResult], tuple[_Job, int, int]] = {}
-        window = 2 * self._read_jobs()
-        try:
-            for job in jobs:
-                if job.parts_left == 0:
-                    yield self._judged(job)
-                    continue
-                source = BlobSource(job.target.storage, self._options)
-                for plan_number, plan in enumerate(job.plans):
-                    for part_number, part in enumerate(plan.parts):
-                        if self._silences >= GIVE_UP_AFTER:
-                            error = UnavailableError(f"{job.target.storage.url}: the storage has stopped answering")
-                            yield from self._take(PartResult(error=error), job, plan_number, part_number)
-                            continue
-                        running[executor.submit(check_part, source, part)] = (job, plan_number, part_number)
-                        if len(running) >= window:
-                            yield from self._take_finished(running)
-            while running:
-                yield from self._take_finished(running)
-        finally:
-            for future in running:
-                future.cancel()
-
-    def _take_finished(self, running: dict[Future[PartResult], tuple[_Job, int, int]]) -> Iterator[_Job]:
-        done, _ = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
-            yield from self._take(future.result(), *running.pop(future))
+    def _count(self, size_bytes: int) -> None:
+        self._progress.read_bytes += size_bytes
         self._tell()
-
-    def _take(self, result: PartResult, job: _Job, plan_number: int, part_number: int) -> Iterator[_Job]:
-        """Adds a result to its checkpoint, and yields that if it was the last one."""
-        self._silences = self._silences + 1 if isinstance(result.error, UnavailableError) else 0
-        job.results[plan_number][part_number] = result
-        job.parts_left -= 1
-        job.bytes_read += result.bytes_read
-        self._progress.read_bytes += job.plans[plan_number].parts[part_number].size_bytes
-        if job.parts_left == 0:
-            yield self._judged(job)
-
-    def _judged(self, job: _Job) -> _Job:
-        before = len(job.problems), len(job.errors)
-        for plan, results in zip(job.plans, job.results, strict=True):
-            _judge_blob(job, plan, [result for result in results if result is not None])
-        for tensor, count in job.counts.items():
-            if count.nan or count.infinite:
-                detail = f"{count.nan} NaN and {count.infinite} infinite of {count.elements} elements"
-                job.problems.append(Problem("not-finite", tensor, None, detail))
-        job.results.clear()
-        if (len(job.problems), len(job.errors)) != before:
-            _look_again(job)
-        return job
 
     # -- reporting ---------------------------------------------------------------------------------------------
 
@@ -362,7 +334,7 @@ class _Run:
         warnings = list(job.warnings)
         if len(job.errors) > 1:
             warnings.append(f"{len(job.errors)} reads failed")
-        if job.unsummed and job.recorded:
+        if job.unsummed and job.has_record:
             warnings.append(f"{job.unsummed} of its blobs have no recorded checksum")
         return CheckpointReport(
             job.target.step,
@@ -370,7 +342,7 @@ class _Run:
             self._how.level,
             verdict,
             job.blobs,
-            job.bytes_read,
+            job.reading.bytes_read if job.reading is not None else 0,
             tuple(job.problems),
             tuple(job.unchecked),
             tuple(warnings),
@@ -378,37 +350,18 @@ class _Run:
         )
 
 
-def _judge_blob(job: _Job, plan: BlobPlan, results: list[PartResult]) -> None:
-    """Puts together what was found in the parts of a blob. A blob with the wrong checksum has that problem alone."""
-    errors = [result.error for result in results if result.error is not None]
-    if errors:
-        job.errors += errors
-        return
-    crc = 0
-    for part, result in zip(plan.parts, results, strict=True):
-        crc = combine_crc32c(crc, result.crc32c, part.size_bytes)
-    recorded, kept = job.recorded.get(plan.location), job.files[plan.location].crc32c
-    is_known = any(problem.kind == "checksum" and problem.blob == plan.location for problem in job.problems)
-    if is_known:
-        return
-    if recorded is None:
-        job.unsummed += 1
-    elif recorded.crc32c != crc:
-        job.problems.append(checksum_problem(plan.uses, crc, recorded.crc32c))
-        return
-    if kept is not None and kept != crc:
-        job.problems.append(checksum_problem(plan.uses, crc, kept, by="the storage says"))
-        return
-    problems = [problem for result in results for problem in result.problems]
-    if recorded is None:
-        suspect = [problem for result in results for problem in result.crc_problems]
-        problems = suspect + [p for p in problems if p.entry not in {other.entry for other in suspect}]
-    job.problems += problems
-    for result in results:
-        job.unchecked += result.unchecked
-        if not problems:
-            for tensor, count in result.counts:
-                job.counts[tensor] = job.counts.get(tensor, NonFinite()).plus(count)
+def _add_findings(job: _Job, reading: Reading) -> None:
+    found = reading.findings()
+    job.problems += found.problems
+    job.unchecked += found.unchecked
+    job.errors += found.errors
+    job.unsummed = found.unsummed
+    for tensor, count in found.counts.items():
+        if count.nan or count.infinite:
+            detail = f"{count.nan} NaN and {count.infinite} infinite of {count.elements} elements"
+            job.problems.append(Problem("not-finite", tensor, None, detail))
+    if found.problems or found.errors or found.counts:
+        _look_again(job)
 
 
 def _look_again(job: _Job) -> None:

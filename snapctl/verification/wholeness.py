@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from snapctl.checkpoints import record_matches
+from snapctl.checkpoints import read_blob_sums
 from snapctl.errors import InvalidPathError
 from snapctl.manifest import MANIFEST_NAME, Manifest
-from snapctl.save_record import SAVE_RECORD_PATH, BlobSum, parse_save_record
+from snapctl.save_record import SAVE_RECORD_PATH, BlobSum
 from snapctl.storage import FileInfo, Storage, cuts_of
 from snapctl.verification.blob_uses import BlobUse, find_unneeded_bytes, mentioned_locations
 from snapctl.verification.size_checks import find_size_problems, find_sum_problems, find_unneeded_files
@@ -49,7 +49,7 @@ def check_whole(storage: Storage, manifest: Manifest, files: Iterable[FileInfo] 
     by_path = {file.path: file for file in (list_checkpoint(storage, manifest) if files is None else files)}
     outside = _follow_links(storage, structure, by_path)
     uses = {location: held for location, held in structure.uses.items() if location not in outside}
-    recorded, warnings = _read_sums(storage, by_path)
+    recorded, warnings = read_blob_sums(storage, by_path.get(SAVE_RECORD_PATH), by_path.get(MANIFEST_NAME))
     problems = [*structure.problems, *outside.values(), *find_size_problems(uses, by_path)]
     if recorded is not None:
         problems += find_sum_problems(uses, by_path, recorded)
@@ -109,19 +109,6 @@ def _follow_links(storage: Storage, structure: Structure, files: dict[str, FileI
         except InvalidPathError as error:
             outside[location] = Problem("outside", held[0].entry, location, error.message)
     return outside
-
-
-def _read_sums(storage: Storage, files: Mapping[str, FileInfo]) -> tuple[Mapping[str, BlobSum] | None, list[str]]:
-    record, manifest = files.get(SAVE_RECORD_PATH), files.get(MANIFEST_NAME)
-    if record is None or manifest is None or not record.size_bytes:
-        return None, []
-    try:
-        parsed = parse_save_record(storage.read(SAVE_RECORD_PATH, version=record.version), with_blobs=True)
-    except ValueError as error:
-        return None, [f"{SAVE_RECORD_PATH} is not a save record: {error}"]
-    if not record_matches(parsed, storage, manifest):
-        return None, ["saved again by something else than snapctl: its recorded checksums are not used"]
-    return parsed.blobs, []
 
 
 def _describe_files(files: list[FileInfo]) -> str:

@@ -35,6 +35,7 @@ _VARYING = (
     (re.compile(r"(?<=\"owner\": \")[^\"]+"), "OWNER"),
     (re.compile(r"(?<=changed )[\d.]+m?s(?= ago)"), "SECONDS"),
     (re.compile(r"(?<=safetensors: )[\d.]+ (?:KiB|B)"), "SIZE"),  # the path of the checkpoint is in the file
+    (re.compile(r" +(?:\d+[wdhms]){1,2}(?= )"), " AGE"),
     (re.compile(r"[ \t]+$", re.MULTILINE), ""),
 )
 

@@ -171,12 +171,47 @@ def _run(stage: Stage, program: str) -> None:
     assert code == 0, said
 
 
+def make_fleet(stage: Stage, endpoint: str) -> None:
+    """runs/alpha and runs/teams/vision/v2, and a policy; the same below /runs."""
+    runs = stage.directory / "runs"
+    stage.roots.update({"/data/runs": str(runs), "/runs": str(runs)})
+    now = time.time()
+    for name, steps, age in (("alpha", (1000, 2000, 3000), 724), ("teams/vision/v2", (500, 1000), 7260)):
+        write = local_writer(runs / name)
+        for step in steps:
+            write_checkpoint(write, step, markers=["val"] if step == 2000 else [])
+        if name == "alpha":
+            write("4000/0/model", bytes(24))
+        for path in (runs / name).rglob("*"):
+            os.utime(path, (now - age, now - age))
+    (stage.directory / "prune.toml").write_text("keep-last = 1\n")
+
+
+def make_compared(stage: Stage, endpoint: str) -> None:
+    """/runs/9 with the steps 1000 and 2000: a table has grown, and one part of the head has become another."""
+    write = local_writer(_make_runs(stage) / "9")
+    for step, users, head in ((1000, 1000, "bias"), (2000, 1200, "scale")):
+        layers = {f"layers.{n}.weight": np.full((4, 4), step if n != 3 else 1, "f4") for n in range(12)}
+        tensors = {"users.weight": np.zeros((users, 16), "f4"), **layers, f"head.{head}": np.zeros(2, "f4")}
+        write_checkpoint(write, step, tensors)
+        files = {
+            path.relative_to(stage.directory / "runs" / "9" / str(step)).as_posix(): path.read_bytes()
+            for path in (stage.directory / "runs" / "9" / str(step)).rglob("*")
+            if path.is_file()
+        }
+        sums = {name: BlobSum(len(data), crc32c(data)) for name, data in files.items()}
+        manifest = sums.pop(".snapshot_metadata")
+        write(f"{step}/{SAVE_RECORD_PATH}", format_save_record(SaveRecord(time.time(), 1, manifest, (), sums)))
+
+
 WORLDS: Mapping[str, Callable[[Stage, str], None]] = {
     "buckets": make_buckets,
     "seven": make_seven,
     "growing": make_growing,
     "alpha": make_alpha,
+    "compared": make_compared,
     "evaluators": make_evaluators,
+    "fleet": make_fleet,
     "trained": make_trained,
     "converted": make_converted,
     "torchsnapshot": make_torchsnapshot,

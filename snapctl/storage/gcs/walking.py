@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from snapctl.errors import CredentialsError, PermissionDeniedError, StorageError
 from snapctl.storage.gcs.connection import GcsConnection
 from snapctl.storage.gcs.errors import translate_gcs_error
-from snapctl.storage.gcs.objects import Item, Page, seconds_of
+from snapctl.storage.gcs.objects import Item, Page
 from snapctl.storage.values import FileInfo, WalkFailure
 
 WALK_JOBS = 24
@@ -32,7 +32,7 @@ MAX_DESCENT = 8
 MAX_FAILED_PARTS = 3
 """After so many in a row, none of which got an answer, the rest is not tried."""
 
-WALK_FIELDS = "nextPageToken,prefixes,items(name,size,timeCreated)"
+WALK_FIELDS = "nextPageToken,prefixes,items(name,size)"
 """No more: most of a walk is the server writing, and everybody reading, what is said of each object."""
 
 Ask: TypeAlias = Callable[..., Coroutine[Any, Any, Page]]
@@ -198,7 +198,6 @@ class _Walk:
             if token is None:
                 break
             if page.items and number % part.cut_after == 0 and (rest := await self._cut(part, page.items)):
-                part.end = rest[0].start
                 where = self._parts.index(part) + 1
                 self._parts.rotate(-where)
                 self._parts.extendleft(reversed(rest))
@@ -256,25 +255,17 @@ def _is_final(error: BaseException) -> bool:
 class GcsWalking(GcsConnection):
     """`Storage.walk`."""
 
-    def walk(self, wanted: Sequence[str] = ()) -> Iterator[list[FileInfo] | WalkFailure]:
+    def walk(self) -> Iterator[list[FileInfo] | WalkFailure]:
         """In the order of names, in about a request for each 1,000 objects; see `Storage.walk`."""
         walk = _Walk(functools.partial(self._page, fields=WALK_FIELDS), self._prefix)
         skip = len(self._prefix)
-        timed = frozenset(name for name in wanted if not name.endswith("/"))
-        timed_dirs = tuple(name[:-1] for name in wanted if name.endswith("/"))
-
-        def describe(item: Item) -> FileInfo:
-            directory, _, name = item.name.rpartition("/")
-            matters = name in timed or directory.endswith(timed_dirs)
-            return FileInfo(item.name[skip:], int(item.size), seconds_of(item.timeCreated) if matters else 0.0)
-
         try:
             while True:
                 piece = self._run(walk.next(), "", listing=True)
                 if piece is None:
                     return
                 for items in piece.pages:
-                    yield [describe(item) for item in items if item.name != self._prefix]
+                    yield [FileInfo(item.name[skip:], int(item.size), 0.0) for item in items if len(item.name) > skip]
                 if piece.failed is not None:
                     yield from self._failures(piece.failed)
         finally:
