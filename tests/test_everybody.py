@@ -89,7 +89,7 @@ def run_everybody(save_dir: SaveDir, directory: pathlib.Path, seconds: float, *,
             time.sleep(rng.uniform(0.3, 1.5))
             crowd.check_alive()
             crowd.kill_one(rng)
-        crowd.wind_up(60 + 3 * (ttl + slack))
+        crowd.wind_up(100 + seconds / 2 + 3 * (ttl + slack))  # a busy machine has a backlog of evaluations
     finally:
         crowd.end()
     return crowd

@@ -102,7 +102,7 @@ def trainer(ready: Any, stage: Stage, seed: int) -> None:
             began = time.monotonic()
             trained.save(newest).wait()
             stage.note("trainer", "saved", step=newest, seconds=time.monotonic() - began)
-            time.sleep(rng.uniform(0.2, 0.6))
+            time.sleep(rng.uniform(0.4, 1.2))
 
 
 def evaluator(ready: Any, stage: Stage, seed: int) -> None:
