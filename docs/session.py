@@ -51,7 +51,9 @@ def play() -> str:
             shown.append(f"\x1b[32m$\x1b[0m \x1b[1msnapctl {words}\x1b[0m\n")
             command = [sys.executable, "-m", "snapctl", "--no-progress", *arguments]
             with on_terminal(command, columns=COLUMNS, cwd=name, env={"PYTHONPATH": str(ROOT)}) as terminal:
-                shown.append(terminal.read_all(seconds=60).replace("\r\n", "\n").replace(f"{directory.resolve()}/", ""))
+                shown.append(
+                    terminal.read_all(seconds=200).replace("\r\n", "\n").replace(f"{directory.resolve()}/", "")
+                )
             shown.append("\n")
     return "".join(shown).rstrip("\n") + "\n"
 

@@ -176,10 +176,13 @@ def dead_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("dead_server")
 def test_a_storage_that_does_not_answer_is_given_up_in_silence(snapctl: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SNAPCTL_COMPLETION_SECONDS")
-    began = time.monotonic()
+    times = [time.monotonic()]
+    snapctl("__complete", "zsh", "li")
+    times.append(time.monotonic())
     done = snapctl("__complete", "zsh", "show", "gs://bucket/run", "--step", "")
+    times.append(time.monotonic())
     assert (done.code, done.stdout, done.stderr) == (0, "", "")
-    assert time.monotonic() - began < 5, "its own limit is 0.9 s"
+    assert times[2] - times[1] < 4 + 4 * (times[1] - times[0]), "its own limit is 0.9 s, and the machine may be slow"
 
 
 @pytest.mark.parametrize(
@@ -284,6 +287,7 @@ def _start(shell: str, tmp_path: pathlib.Path, scripts: pathlib.Path) -> tuple[l
             return [program, "--no-config", "-i"], f"source {script}"
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("launcher")
 @pytest.mark.parametrize("shell", SCRIPTS)
 def test_the_tab_key_completes_in_the_real_shell(

@@ -62,6 +62,7 @@ def _options(command: Command) -> list[str]:
     return [f"`{name.removeprefix('--keep')}" if name in stems else name for name in names if name not in EVERYWHERE]
 
 
+@pytest.mark.timeout(900)
 def test_the_picture_shows_what_the_session_prints() -> None:
     from docs.session import PICTURE, draw, play, text_of
     from tests.support.pages import is_like

@@ -15,7 +15,7 @@ from snapctl.cadence import Spacing, find_spacings
 from snapctl.checkpoints import Checkpoint, find_checkpoints, open_save_dir
 from snapctl.cli.checkpoint_json import listed_json
 from snapctl.cli.exit_codes import ExitCode
-from snapctl.cli.list_long import have_room, long_json, print_charts, spacing_cells
+from snapctl.cli.list_long import long_json, print_charts, spacing_cells
 from snapctl.cli.options import (
     EvaluatedByOption,
     JsonOption,
@@ -139,13 +139,11 @@ def _print_table(out: Output, checkpoints: Sequence[Checkpoint], spacings: Mappi
     headers = ["STEP", "STATE", "CREATED", "EVALUATED"]
     rows = [_row(checkpoint) for checkpoint in checkpoints]
     if spacings is not None:
-        sized = [[*row, *_size_cells(c)] for row, c in zip(rows, checkpoints, strict=True)]
-        spaced = [[*row, *spacing_cells(c, spacings)] for row, c in zip(sized, checkpoints, strict=True)]
-        headers += ["SIZE", "FILES"]
-        is_wide = have_room([*headers, "SPACING", "SAVE", "METRICS"], [[*row, ""] for row in spaced])
-        headers += ["SPACING", "SAVE", "METRICS"] if is_wide else ["METRICS"]
-        chosen = spaced if is_wide else sized
-        rows = [[*row, _metrics_text(c) or "-"] for row, c in zip(chosen, checkpoints, strict=True)]
+        headers += ["SIZE", "FILES", "SPACING", "SAVE", "METRICS"]
+        rows = [
+            [*row, *_size_cells(c), *spacing_cells(c, spacings), _metrics_text(c) or "-"]
+            for row, c in zip(rows, checkpoints, strict=True)
+        ]
     out.table(headers, rows, right=("STEP", "SIZE", "FILES"))
     for checkpoint in checkpoints:
         if checkpoint.problem:

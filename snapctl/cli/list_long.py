@@ -38,15 +38,6 @@ def spacing_cells(checkpoint: Checkpoint, spacings: Mapping[int, Spacing]) -> li
     return [_spacing_text(spacing), _save_text(find_save_time(checkpoint))]
 
 
-def have_room(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether a table fits without folding anything."""
-    room = terminal_width(sys.stdout)
-    if room is None:
-        return True
-    widths = [max(map(cell_width, column)) for column in zip(headers, *rows, strict=True)]
-    return sum(widths) + 2 * (len(widths) - 1) <= room
-
-
 def print_charts(out: Output, checkpoints: Sequence[Checkpoint], spacings: Mapping[int, Spacing]) -> None:
     """Metrics, spacing and save times of the checkpoints, ascending by step, a line each; nothing in a pipe or on a
     narrow terminal."""

@@ -32,7 +32,7 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
 
-    def read_until(self, pattern: str, *, seconds: float = 20) -> str:
+    def read_until(self, pattern: str, *, seconds: float = 90) -> str:
         """What was shown since the last call, up to the end of the pattern (matched without control sequences)."""
         deadline = time.monotonic() + seconds
         while True:
