@@ -471,3 +471,16 @@ def test_the_temporary_file_of_a_claimer_that_was_killed_is_no_claim(tmp_path: p
     litter.parent.mkdir()
     litter.write_bytes(b"{}")
     assert take_claim(open_storage(tmp_path / "10"), "val").number == 1
+
+
+def test_a_checkpoint_that_is_gone_is_said_to_be_that(tmp_path: pathlib.Path) -> None:
+    """Whoever evaluates while others prune has to tell it from everything else."""
+    write_checkpoint(local_writer(tmp_path), 20)
+    for call in (
+        lambda: snapctl.claim_eval(str(tmp_path / "10"), "val"),
+        lambda: snapctl.renew_claim(str(tmp_path / "10"), "val", "me"),
+        lambda: snapctl.release_claim(str(tmp_path / "10"), "val", "me"),
+        lambda: snapctl.mark_done_eval(str(tmp_path / "10"), "val"),
+    ):
+        with pytest.raises(CheckpointNotFoundError):
+            call()

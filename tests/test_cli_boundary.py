@@ -13,10 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from snapctl.cli.exit_codes import ExitCode, worst
+from snapctl.cli.main import main
 from snapctl.cli.options import parse_duration, parse_storage_options
 from snapctl.cli.output import cell_width, chop, format_size, printable
 from snapctl.errors import InvalidOptionError
@@ -394,3 +396,26 @@ def test_sizes_and_widths_for_people() -> None:
     assert (cell_width("ab"), cell_width("日本"), cell_width("ü")) == (2, 4, 1)
     assert chop("abcdef", 4) == ["abcd", "ef"]
     assert printable("plain ü 日") == "plain ü 日"
+
+
+def test_a_signal_that_comes_when_all_is_done_is_no_traceback(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the handlers that stood before are put back."""
+    real, calls = signal.signal, 0
+
+    def late(number: int, handler: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:  # two were set; the first is put back
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.01)
+        return real(number, handler)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(signal, "signal", late)
+    try:
+        assert main(["list", str(tmp_path), "--quiet"]) == 143
+    finally:
+        for number, handler in before.items():
+            real(number, handler)

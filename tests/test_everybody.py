@@ -54,14 +54,15 @@ class Crowd:
         role, process = self._members[number]
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)))
-        process.join(20)
-        assert process.exitcode is not None, f"{role.__name__} does not end"
+        process.join(60)
+        assert process.exitcode in (-signal.SIGKILL, -signal.SIGTERM, 143), f"{role.__name__}: {process.exitcode}"
         self.killed[role.__name__] += 1
         self._members[number] = (role, self._start(role, number))
 
     def check_alive(self) -> None:
         for role, process in self._members:
-            assert process.is_alive(), f"{role.__name__} ended with {process.exitcode}"
+            errors = [note for note in self.stage.notes() if note["what"] == "error"] if not process.is_alive() else []
+            assert process.is_alive(), f"{role.__name__} ended with {process.exitcode}: {errors}"
 
     def wind_up(self, patience: float) -> None:
         """The trainer first; the evaluators when all is evaluated; then the others."""
@@ -88,7 +89,7 @@ def run_everybody(save_dir: SaveDir, directory: pathlib.Path, seconds: float, *,
             time.sleep(rng.uniform(0.3, 1.5))
             crowd.check_alive()
             crowd.kill_one(rng)
-        crowd.wind_up(60 + 3 * (ttl + slack))
+        crowd.wind_up(100 + seconds / 2 + 3 * (ttl + slack))  # a busy machine has a backlog of evaluations
     finally:
         crowd.end()
     return crowd

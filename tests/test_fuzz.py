@@ -40,11 +40,11 @@ def test_hundreds_of_mutations_come_to_an_ordinary_end(tmp_path: pathlib.Path) -
 def test_soak_a_hundred_thousand_mutations(tmp_path: pathlib.Path) -> None:
     parsed, ran, peak = Fuzzed(), Fuzzed(), 0
     for part in range(20):
-        done = run_isolated(fuzz_parser, SEED + 100 + part, MUTATIONS // 40, memory_bytes=MEMORY, seconds=900)
+        done = run_isolated(fuzz_parser, SEED + 100 + part, MUTATIONS // 25, memory_bytes=MEMORY, seconds=900)
         _add(parsed, checked(done))
         peak = max(peak, done.grown_bytes)
         directory = tmp_path / f"part{part}"
-        arguments = (SEED + 200 + part, MUTATIONS // 40, str(directory))
+        arguments = (SEED + 200 + part, MUTATIONS // 100, str(directory))
         done = run_isolated(fuzz_commands, *arguments, memory_bytes=MEMORY, seconds=900)
         _add(ran, checked(done))
         peak = max(peak, done.grown_bytes)

@@ -13,6 +13,7 @@ import pytest
 from tests.support.attacked import Done, attack
 from tests.support.hostile import HOSTILE
 from tests.support.isolated import run_isolated
+from tests.support.results import add_facts
 from tests.support.snapshots import local_writer, write_checkpoint
 
 STEP = 20
@@ -49,6 +50,7 @@ def test_an_attack_comes_to_nothing(name: str, tmp_path: pathlib.Path) -> None:
 
     assert not done.error, done.error
     found: list[Done] = done.value
+    add_facts("fuzzing", attacks=1, commands=len(found))
     bad = [str(each) for each in found if each.complaint or each.seconds > SECONDS_FOR_EACH]
     assert not bad, "\n".join(bad)
     assert tree_of(outside) == before

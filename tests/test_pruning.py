@@ -19,7 +19,14 @@ from snapctl.pruning.policy import PolicyTerms, make_policy
 from snapctl.pruning.pruner import CLOCK_SLACK_SECONDS, Prepared, carry_out, prepare
 from snapctl.pruning.retention import Plan
 from tests.support.plans import deleted, kept, reasons
-from tests.support.saves import LocalSaveDir, check_sound, fill, prepare_watched, steps_that_look_complete
+from tests.support.saves import (
+    LocalSaveDir,
+    check_sound,
+    fill,
+    prepare_watched,
+    prune_watched,
+    steps_that_look_complete,
+)
 from tests.support.snapshots import metadata, write_checkpoint
 from tests.support.watched import Watch, WatchedStorage
 
@@ -461,3 +468,20 @@ def test_many_checkpoints_go_several_at_a_time_and_all_are_sound_that_stay(local
     assert result.deleted == 35
     assert steps_that_look_complete(local) == [0, 100, 200, 300, 390]
     check_sound(local)
+
+
+def test_directories_that_dead_ones_left_empty_go_after_an_hour(local: LocalSaveDir) -> None:
+    fill(local, 30)
+    now = time.time()
+    for name, age in {"1": 7200, "2": 60, "3/0": 7200, "4/0/deep": 7200, "notes": 7200}.items():
+        (local.root / name).mkdir(parents=True)
+        for path in (local.root / name, *(p for p in (local.root / name).parents if p != local.root)):
+            if path.is_relative_to(local.root):
+                os.utime(path, (now - age, now - age))
+    os.utime(local.root / "4" / "0", (now, now))
+    (local.root / "5" / "0").mkdir(parents=True)
+    (local.root / "5" / "0" / "blob").write_bytes(b"x")
+    for path in (local.root / "5" / "0" / "blob", local.root / "5" / "0", local.root / "5"):
+        os.utime(path, (now - 7200, now - 7200))
+    prune_watched(local, Watch(), keep_last=[1])
+    assert sorted(os.listdir(local.root)) == ["2", "30", "4", "5", "notes"]

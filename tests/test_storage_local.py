@@ -10,7 +10,14 @@ import textwrap
 
 import pytest
 
-from snapctl.errors import InvalidPathError, NoSpaceError, PermissionDeniedError, StorageError, StorageNotFoundError
+from snapctl.errors import (
+    InvalidPathError,
+    NoSpaceError,
+    PermissionDeniedError,
+    RefusedError,
+    StorageError,
+    StorageNotFoundError,
+)
 from snapctl.storage import LocalStorage, open_storage, split_url
 from snapctl.storage.local_paths import absolute_path, temporary_name
 from tests.support.command import unprivileged
@@ -224,3 +231,26 @@ def test_what_is_no_path_is_refused(path: str) -> None:
 
 def test_local_storage_is_what_a_plain_path_opens(tmp_path: pathlib.Path) -> None:
     assert isinstance(open_storage(tmp_path), LocalStorage)
+
+
+def test_nothing_is_written_or_deleted_through_a_link_that_leads_out(tmp_path: pathlib.Path) -> None:
+    outside, root = tmp_path / "outside", tmp_path / "10"
+    for directory in (outside / "empty", root / "inside"):
+        directory.mkdir(parents=True)
+    (outside / "kept").write_bytes(b"kept")
+    (root / "evaled_by").symlink_to(outside)
+    (root / "alias").symlink_to(root / "inside")
+    store = open_storage(str(root))
+    for act in (
+        lambda: store.write("evaled_by/new", b""),
+        lambda: store.write("evaled_by/new", b"", exclusive=True),
+        lambda: store.write("evaled_by/new", b"", exclusive=True, durable=False),
+        lambda: store.write_blob("evaled_by/kept", b""),
+        lambda: store.delete("evaled_by/kept"),
+    ):
+        with pytest.raises(RefusedError, match="leads out of"):
+            act()
+    store.delete_empty_dirs("evaled_by")
+    assert sorted(os.listdir(outside)) == ["empty", "kept"] and (outside / "kept").read_bytes() == b"kept"
+    store.write("alias/new", b"")
+    assert (root / "inside" / "new").exists()

@@ -204,9 +204,15 @@ def open_checkpoint(
 
     Raises:
         InvalidPathError: a save directory without `step`, or a checkpoint with one.
-        CheckpointNotFoundError: there is no such step.
+        CheckpointNotFoundError: there is no such step, or nothing at the checkpoint's own path.
+        SaveDirNotFoundError: there is no such save directory.
     """
-    place = find_place(path, options)
+    try:
+        place = find_place(path, options)
+    except SaveDirNotFoundError as error:
+        if step is not None or allow_save_dir:
+            raise
+        raise CheckpointNotFoundError(error.message, hint=error.hint) from error
     if step is None:
         if place.kind == "checkpoint":
             return place.storage

@@ -36,6 +36,8 @@ def run() -> NoReturn:
 
     After a signal the process ends at once: threads that still wait for the network must not keep it.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # before and after `main` there is nothing to unwind, or to say
     _buffer_stdout()
     code = main(sys.argv[1:])
     if code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED, ExitCode.CLOSED_PIPE):
@@ -68,20 +70,23 @@ def main(arguments: Sequence[str]) -> int:
     debug = "--debug" in options
     out = Output(as_json="--json" in options, progress="--no-progress" not in options)
     remaining = [argument for argument in options if argument not in _GLOBAL_FLAGS] + literal
-    with _signal_handlers():
-        try:
-            code = _run_command(remaining, out)
-            _flush_stdout()
-        except SignalReceivedError as error:
-            code = error.exit_code
-        except KeyboardInterrupt:
-            code = ExitCode.INTERRUPTED
-        except BrokenPipeError:
-            code = ExitCode.CLOSED_PIPE
-        except BaseException as error:  # noqa: BLE001 - the end of the line for all of them
-            code = _report(error, out, debug=debug)
-        if code == ExitCode.CLOSED_PIPE:
-            _abandon_stdout()
+    try:
+        with _signal_handlers():
+            try:
+                code = _run_command(remaining, out)
+                _flush_stdout()
+            except SignalReceivedError as error:
+                code = error.exit_code
+            except KeyboardInterrupt:
+                code = ExitCode.INTERRUPTED
+            except BrokenPipeError:
+                code = ExitCode.CLOSED_PIPE
+            except BaseException as error:  # noqa: BLE001 - the end of the line for all of them
+                code = _report(error, out, debug=debug)
+            if code == ExitCode.CLOSED_PIPE:
+                _abandon_stdout()
+    except SignalReceivedError as error:  # it came when all was done, or nothing begun
+        code = error.exit_code
     return int(code)
 
 

@@ -16,7 +16,7 @@ from snapctl.pruning.deletion import Deleter, Outcome, remove_leftover
 from snapctl.pruning.links import LinkWatch
 from snapctl.pruning.plan_file import PlanLine, deviations, match_lines, plan_from_lines
 from snapctl.pruning.policy import DeleteLimit, Policy
-from snapctl.pruning.protection import Clock, Subject
+from snapctl.pruning.protection import ANNOUNCEMENT_SECONDS, Clock, Subject
 from snapctl.pruning.retention import Plan, Row, plan_prune
 from snapctl.pruning.survey import Survey
 from snapctl.storage import Storage, run_parallel
@@ -293,8 +293,10 @@ def carry_out(
 
 
 def _tidy_up(prepared: Prepared, result: Pruned) -> None:
-    """Takes old announcements away from checkpoints that are whole."""
+    """Takes old announcements away from checkpoints that are whole, and directories that dead ones left empty."""
     for row in prepared.plan.rows:
+        if row.action == "leave" and row.checkpoint.state == "incomplete" and not row.checkpoint.is_link:
+            prepared.place.storage.delete_stale_dirs(str(row.step), prepared.clock.earliest - ANNOUNCEMENT_SECONDS)
         if row.action != "keep":
             continue
         problem = remove_leftover(prepared.place, row.subject, prepared.clock)

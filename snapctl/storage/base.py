@@ -304,6 +304,19 @@ class Storage(abc.ABC):
     def delete_empty_dirs(self, path: str = "") -> None:  # noqa: B027
         """Removes a directory and those in it, as far as they are empty. Nothing to do on an object store."""
 
+    def delete_stale_dirs(self, path: str, before: float) -> bool:
+        """Removes a directory in which there are no files, and which nobody has changed since a time, with those in it.
+
+        Failures are nobody's business. Nothing to do on an object store.
+
+        Args:
+            before: by the storage's clock.
+
+        Returns:
+            whether it is gone.
+        """
+        return False
+
     def find_dirs_time(self) -> float | None:
         """When a name was last added to, or removed from, this directory or one below it; None where there are no
         directories.

@@ -13,6 +13,7 @@ from snapctl.errors import (
     InvalidPathError,
     PermissionDeniedError,
     PreconditionError,
+    RefusedError,
     StorageError,
 )
 from snapctl.storage.base import Storage, check_length, check_relative_path
@@ -207,14 +208,23 @@ class LocalStorage(Storage):
             raise translate_os_error(error, full) from error
 
     def _check_confined(self, path: str) -> None:
+        if self._leads_out(path):
+            raise InvalidPathError(f"{self._file(path)}: leads out of {self.url} through a symbolic link")
+
+    def _check_parents(self, path: str) -> None:
+        """Nothing is written or deleted outside, whatever somebody has put in the place of a directory."""
+        parent, slash, _ = path.rpartition("/")
+        if slash and self._leads_out(parent):
+            raise RefusedError(f"{self._file(parent)}: leads out of {self.url} through a symbolic link: left alone")
+
+    def _leads_out(self, path: str) -> bool:
         full = self.url
         for part in path.split("/"):
             full = os.path.join(full, part)
             if os.path.islink(full):
                 root = os.path.realpath(self.url)
-                if os.path.commonpath([root, os.path.realpath(self._file(path))]) != root:
-                    raise InvalidPathError(f"{self._file(path)}: leads out of {self.url} through a symbolic link")
-                return
+                return os.path.commonpath([root, os.path.realpath(self._file(path))]) != root
+        return False
 
     def write(
         self,
@@ -226,6 +236,7 @@ class LocalStorage(Storage):
         durable: bool = True,
     ) -> FileInfo:
         full = self._file(path)
+        self._check_parents(path)
         if exclusive and not durable:
             return self._create(path, data)
         try:
@@ -267,6 +278,7 @@ class LocalStorage(Storage):
 
     def write_blob(self, path: str, data: bytes | memoryview, *, durable: bool = True) -> FileInfo:
         full = self._file(path)
+        self._check_parents(path)
         try:
             for attempt in range(1, _WRITE_ATTEMPTS + 1):
                 try:
@@ -330,6 +342,7 @@ class LocalStorage(Storage):
 
     def delete(self, path: str, *, version: str = "") -> bool:
         full = self._file(path)
+        self._check_parents(path)
         try:
             if version:
                 check_version(full, version)
@@ -383,6 +396,8 @@ class LocalStorage(Storage):
 
     def delete_empty_dirs(self, path: str = "") -> None:
         full = self._full(path)
+        if path and self._leads_out(path):
+            return
         for directory, _, _ in os.walk(full, topdown=False):
             with contextlib.suppress(OSError):
                 os.rmdir(directory)
@@ -393,6 +408,24 @@ class LocalStorage(Storage):
             with contextlib.suppress(FileNotFoundError):
                 newest = max(newest or 0.0, os.stat(directory).st_mtime)
         return newest
+
+    def delete_stale_dirs(self, path: str, before: float) -> bool:
+        full = self._full(path)
+        dirs = [full]
+        try:
+            for directory in dirs:
+                if not stat.S_ISDIR((found := os.lstat(directory)).st_mode) or found.st_mtime > before:
+                    return False
+                with os.scandir(directory) as entries:
+                    for entry in entries:
+                        if not entry.is_dir(follow_symlinks=False):
+                            return False
+                        dirs.append(entry.path)
+            for directory in reversed(dirs):
+                os.rmdir(directory)  # which fails if something has come into it meanwhile
+        except OSError:
+            return False
+        return True
 
     def sync_dir(self, path: str = "") -> None:
         full = self._full(path)

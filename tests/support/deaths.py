@@ -213,7 +213,7 @@ class Restoring(Scene):
         ["-o", "{}/new.safetensors"],
         ["-o", "{}/old.npy", "--force"],
         ["-o", "{}/new.pt"],
-        ["--into", "{}/state.pt", "--as", "weight", "--force"],
+        ["--into", "{}/state.pt", "--as", "weight"],
     )
     _reference: bytes = b""
 
@@ -298,10 +298,14 @@ class Pruning(Scene):
         # what was only announced goes an hour later
         names = self.save_dir.names()
         announced = [name for name in names if name.endswith(".deleting")]
+        empty = [name for name in names if name.endswith("/")]
+        for name in empty:
+            assert self.save_dir.root is not None
+            os.utime(self.save_dir.root / name, (0, time.time() - 2 * 3600))
         for name in announced:
             assert name.replace(".deleting", "") in names, "half deleted, and nobody went on"
             self.save_dir.delete(name)
-        if announced:
+        if announced or empty:
             super().go_on(streams)
         left = [name for name in self.save_dir.names() if not name.startswith(f"{self.NEWEST}/")]
         assert not left, left

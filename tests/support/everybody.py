@@ -11,7 +11,6 @@ import json
 import os
 import pathlib
 import random
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +74,7 @@ def _command(stage: Stage, role: str, allowed: Sequence[int], *arguments: str) -
     done = snapctl_here(*arguments)
     facts: dict[str, Any] = {"command": arguments[0], "code": done.code}
     if done.code == 143 and "Traceback" not in done.stderr:  # somebody killed this process, and it ends now
-        sys.exit(143)
+        os._exit(143)  # as the console script does: threads may wait for the network
     if done.code not in allowed or "Traceback" in done.stderr:
         facts |= {"bad": True, "arguments": arguments, "stdout": done.stdout[-2000:], "stderr": done.stderr[-4000:]}
     stage.note(role, "ran", **facts)
@@ -103,7 +102,7 @@ def trainer(ready: Any, stage: Stage, seed: int) -> None:
             began = time.monotonic()
             trained.save(newest).wait()
             stage.note("trainer", "saved", step=newest, seconds=time.monotonic() - began)
-            time.sleep(rng.uniform(0.2, 0.6))
+            time.sleep(rng.uniform(0.4, 1.2))
 
 
 def evaluator(ready: Any, stage: Stage, seed: int) -> None:

@@ -144,6 +144,9 @@ class WatchedStorage(Storage):
     def delete_empty_dirs(self, path: str = "") -> None:
         self._do("delete_empty_dirs", path, lambda: self._inner.delete_empty_dirs(path))
 
+    def delete_stale_dirs(self, path: str, before: float) -> bool:
+        return self._inner.delete_stale_dirs(path, before)
+
     def find_dirs_time(self) -> float | None:
         return self._inner.find_dirs_time()
 
