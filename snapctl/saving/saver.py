@@ -236,6 +236,7 @@ class _Save:
         if self._ranks.rank == 0 and self._plugin is not None:
             self._old = clear_step(self._plugin.storage, locations, durable=self._options.fsync)
             self._announced = announce(self._plugin.storage)
+            self._next_look = time.monotonic() + LOOK_SECONDS
         self._ranks.share(None)
 
     # -- while training goes on --------------------------------------------------------------------------------

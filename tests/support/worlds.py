@@ -100,7 +100,7 @@ def make_alpha(stage: Stage, endpoint: str) -> None:
     now = time.time()
 
     def age(step: int, hours: float) -> None:
-        for path in sorted((root / str(step)).rglob("*")):
+        for path in (root / str(step), *(root / str(step)).rglob("*")):
             os.utime(path, (now - hours * _HOUR, now - hours * _HOUR))
 
     write("500/0/model", bytes(24))
