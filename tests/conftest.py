@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import pathlib
 import shutil
+import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,6 +30,13 @@ settings.load_profile("untimed")
 
 DATA = pathlib.Path(__file__).parent / "data"
 _ELSEWHERE_NOT_SET = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
+
+
+def pytest_configure() -> None:
+    """Whoever runs the tests in the background of a script has SIGINT ignored, and so would all that they start."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
 @pytest.fixture(autouse=True)
