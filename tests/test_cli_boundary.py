@@ -398,6 +398,32 @@ def test_sizes_and_widths_for_people() -> None:
     assert printable("plain ü 日") == "plain ü 日"
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_that_comes_in_a_finalizer_is_not_lost(
+    number: signal.Signals, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Python prints an exception that comes up there, and goes on."""
+
+    class Dying:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), number)
+            time.sleep(0.001)
+
+    def work(*_: object) -> int:
+        Dying()
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            time.sleep(0.001)
+        return 0
+
+    monkeypatch.setattr("snapctl.cli.main._run_command", work)
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    hook = sys.unraisablehook
+    assert main(["list"]) == code
+    assert capsys.readouterr() == ("", "")
+    assert {each: signal.getsignal(each) for each in before} == before and sys.unraisablehook is hook
+
+
 def test_a_signal_that_comes_when_all_is_done_is_no_traceback(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

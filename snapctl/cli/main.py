@@ -9,7 +9,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -20,6 +20,7 @@ from snapctl.errors import SnapctlError, StorageError
 from snapctl.redaction import redact, remember_arguments
 
 _GLOBAL_FLAGS = ("--debug", "--no-progress")
+_AGAIN_SECONDS = 0.01
 _SIGNALS = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 
 
@@ -171,13 +172,30 @@ def _abandon_stdout() -> None:
 
 @contextlib.contextmanager
 def _signal_handlers() -> Iterator[None]:
-    """SIGINT and SIGTERM unwind the command; a second one ends it at once. What was ignored stays ignored."""
+    """SIGINT and SIGTERM unwind the command; a second one ends it at once. What was ignored stays ignored.
+
+    Python drops an exception that comes up in a finalizer, and goes on: then it is raised anew a moment later.
+    """
 
     def handle(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
         raise SignalReceivedError(_SIGNALS[signal.Signals(number)])
 
-    before = {}
+    def raise_again(number: int, frame: object) -> None:
+        raise SignalReceivedError(dropped[-1])
+
+    def notice(unraisable: sys.UnraisableHookArgs) -> None:
+        if not isinstance(unraisable.exc_value, SignalReceivedError):
+            hook(unraisable)
+            return
+        dropped.append(unraisable.exc_value.exit_code)
+        before.setdefault(signal.SIGALRM, signal.getsignal(signal.SIGALRM))
+        signal.signal(signal.SIGALRM, raise_again)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS)
+
+    dropped: list[ExitCode] = []
+    before: dict[signal.Signals, Any] = {}
+    hook, sys.unraisablehook = sys.unraisablehook, notice
     try:
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -187,5 +205,8 @@ def _signal_handlers() -> Iterator[None]:
     try:
         yield
     finally:
+        sys.unraisablehook = hook
+        if dropped:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in before.items():
             signal.signal(number, handler)
