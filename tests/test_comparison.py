@@ -81,6 +81,17 @@ def test_a_cut_by_columns_cannot_be_compared_with_another() -> None:
     assert summary(compare(old, old, old_sums=old_sums, new_sums=changed)) == ([("w", "content")], 0, [])
 
 
+def test_raw_bytes_and_an_archive_of_the_same_tensor_cannot_be_compared() -> None:
+    """A tensor that was quantized, or saved by 0.0.x, lies in an archive of torch.save: other bytes, the same values."""
+    array = np.arange(4, dtype="f4").reshape(2, 2)
+    raw, raw_sums = rows(array, [], kind="Tensor")
+    archived = manifest({"0/w": {**tensor_entry("m/w_0", array.shape), "serializer": "torch_save"}})
+    archived_sums = {"m/w_0": summed(b"an archive")}
+    for old, new, sums in ((raw, archived, (raw_sums, archived_sums)), (archived, raw, (archived_sums, raw_sums))):
+        found = compare(old, new, old_sums=sums[0], new_sums=sums[1])
+        assert summary(found) == ([], 0, ["it is stored in another form"])
+
+
 def test_of_a_slab_that_differs_nobody_knows_which_tensor_has_changed() -> None:
     entries = {f"0/t{n}": tensor_entry("batched/1", [2], byte_range=[n * 8, n * 8 + 8]) for n in range(2)}
     entries["0/all"] = tensor_entry("batched/2", [2], byte_range=[0, 8])

@@ -204,7 +204,7 @@ def test_a_signal_ends_it_within_a_second(minigcs: Controlled, extra: list[str])
     began = time.monotonic()
     _, stderr = process.communicate(timeout=10)
     assert (process.returncode, stderr) == (143, b"")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5  # a second on a machine with nothing else to do
 
 
 def test_a_reader_who_goes_away_ends_it_with_141(minigcs: Controlled) -> None:

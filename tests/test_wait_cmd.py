@@ -93,7 +93,7 @@ def test_nothing_in_time_is_124_and_says_what(snapctl_inside: Run, run_dir: path
 def test_it_ends_at_the_timeout_and_says_on_stderr_that_it_waits(snapctl_inside: Run, tmp_path: pathlib.Path) -> None:
     started = time.monotonic()
     done = snapctl_inside("wait", str(tmp_path), "--timeout", "1s", "--interval", "10s")
-    assert 1 <= time.monotonic() - started < 2
+    assert 1 <= time.monotonic() - started < 6  # and not the ten of the interval
     assert (done.code, done.stdout) == (124, "")
     assert done.stderr.splitlines() == [
         f"{tmp_path}: waiting for a new checkpoint, for 1s at most",

@@ -39,5 +39,5 @@ def command(
     if as_json:
         out.document({"shell": shell.value, "file": name, "script": script})
     else:
-        out.verbatim(script)
+        out.text(script)
     return ExitCode.OK

@@ -67,10 +67,6 @@ class Output:
         """A line for people; characters that a terminal would act on are escaped."""
         self._write(printable(text) + "\n")
 
-    def verbatim(self, text: str) -> None:
-        """Text of snapctl's own, line breaks and all."""
-        self._write(text)
-
     def path(self, path: str, *, end: str = "\n") -> None:
         """A bare path for scripts: its very bytes, but on a terminal, where it is escaped; and one with a line break in
         it is escaped wherever lines are records (``--print0`` has the very bytes)."""

@@ -6,7 +6,7 @@ and so does what is pinned, claimed, linked to, being saved again, or could not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
 from typing import Annotated, Any
 
@@ -18,9 +18,9 @@ from snapctl.cli.output import Output
 from snapctl.cli.prune_output import Counter, prune_json, say_result, show_plan, would_be
 from snapctl.errors import InvalidOptionError, RefusedError, SnapctlError, StorageError
 from snapctl.markers import parse_time
-from snapctl.pruning.below import open_planned
-from snapctl.pruning.plan_file import PlanLine, read_plan, write_plan
-from snapctl.pruning.policy import DeleteLimit, Policy, PolicyTerms, make_policy, parse_delete_limit, read_policy
+from snapctl.pruning.below import prepare_below, prepare_planned
+from snapctl.pruning.plan_file import read_plan, write_plan
+from snapctl.pruning.policy import Policy, PolicyTerms, make_policy, parse_delete_limit, read_policy
 from snapctl.pruning.pruner import (
     Prepared,
     Pruned,
@@ -28,10 +28,7 @@ from snapctl.pruning.pruner import (
     nothing_could_be_done,
     prepare,
     prepare_from_lines,
-    prepare_lines,
-    prepare_places,
 )
-from snapctl.save_dirs.opening import open_all_below
 
 _RULES = "Rules"
 _LIMITS = "Limits and guards"
@@ -139,7 +136,7 @@ def command(
     )
     pretended = None if now is None else _parse_now(now, dry_run=dry_run)
     stops_at_plan = dry_run or (plan_file is not None and not yes)
-    failures: list[SnapctlError] = []
+    failures: Sequence[SnapctlError] = ()
     if recursive:
         _check_recursive(
             has_policy=policy_file is not None, stops_at_plan=stops_at_plan, applies=apply_file is not None
@@ -152,7 +149,7 @@ def command(
         limit = None if max_delete is None else parse_delete_limit(max_delete)
         lines = read_plan(apply_file)
         if recursive:
-            prepared = _prepare_planned(save_dirs, lines, options, failures, max_delete=limit, dry_run=dry_run)
+            prepared, failures = prepare_planned(save_dirs, lines, options, max_delete=limit, dry_run=dry_run)
         else:
             prepared = prepare_from_lines(save_dirs, lines, options, max_delete=limit, dry_run=dry_run)
     else:
@@ -160,7 +157,7 @@ def command(
         with out.progress("looking at checkpoints", None, unit="looked at") as show:
             on_look = Counter(show).add
             if recursive:
-                prepared = _prepare_below(save_dirs, policy, options, failures, now=pretended, on_look=on_look)
+                prepared, failures = prepare_below(save_dirs, policy, options, now=pretended, on_look=on_look)
             else:
                 prepared = prepare(save_dirs, policy, options, dry_run=stops_at_plan, now=pretended, on_look=on_look)
     if plan_file is not None:
@@ -185,47 +182,6 @@ def _check_recursive(*, has_policy: bool, stops_at_plan: bool, applies: bool) ->
             "--recursive prunes save directories that nobody has named: only by a plan that was made before",
             hint="--plan FILE writes one, without --yes; --recursive ROOT --apply FILE carries it out",
         )
-
-
-def _prepare_below(
-    roots: list[str],
-    policy: Policy,
-    options: dict[str, Any],
-    failures: list[SnapctlError],
-    *,
-    now: float | None,
-    on_look: Callable[[int], None],
-) -> list[Prepared]:
-    found = open_all_below(roots, options)
-    failures += [StorageError(problem) for problem in found.problems]
-    missed: list[StorageError] = []
-    prepared = prepare_places(
-        found.places, policy, dry_run=True, now=now, on_look=on_look, roots=found.roots, failures=missed
-    )
-    failures += missed
-    if not prepared:
-        raise missed[0]
-    return prepared
-
-
-def _prepare_planned(
-    roots: list[str],
-    lines: list[PlanLine],
-    options: dict[str, Any],
-    failures: list[SnapctlError],
-    *,
-    max_delete: DeleteLimit | None,
-    dry_run: bool,
-) -> list[Prepared]:
-    storages, places, lines, gone = open_planned(roots, lines, options)
-    missed: list[StorageError] = []
-    prepared = prepare_lines(
-        places, lines, options, max_delete=max_delete, dry_run=dry_run, roots=storages, failures=missed
-    )
-    failures += [*gone, *missed]
-    if not prepared and failures:
-        raise failures[0]
-    return prepared
 
 
 def _policy(terms: PolicyTerms, policy_file: str | None) -> Policy:

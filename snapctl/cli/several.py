@@ -15,9 +15,16 @@ Result = TypeVar("Result")
 
 
 def open_several(
-    paths: Sequence[str], options: Mapping[str, Any], *, recursive: bool
+    paths: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    recursive: bool,
+    find: Callable[[str, Mapping[str, Any]], Place] = open_save_dir,
 ) -> tuple[list[tuple[str, Place | SnapctlError]], tuple[str, ...]]:
     """Save directories with their paths, or why one of them cannot be had; and what else could not be looked at.
+
+    Args:
+        find: how one that is named is opened.
 
     Raises:
         InvalidPathError: one of the paths is none, or a checkpoint: the command line is wrong.
@@ -26,13 +33,15 @@ def open_several(
     if recursive:
         found = open_all_below(paths, options)
         return [(place.storage.url, place) for place in found.places], found.problems
-    opened = [(path, _open(path, options)) for path in paths]
+    opened = [(path, _open(path, options, find)) for path in paths]
     return [(path if isinstance(place, SnapctlError) else place.storage.url, place) for path, place in opened], ()
 
 
-def _open(path: str, options: Mapping[str, Any]) -> Place | SnapctlError:
+def _open(
+    path: str, options: Mapping[str, Any], find: Callable[[str, Mapping[str, Any]], Place]
+) -> Place | SnapctlError:
     try:
-        return open_save_dir(path, options)
+        return find(path, options)
     except InvalidPathError:
         raise
     except SnapctlError as error:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from snapctl.cadence import find_save_time
 from snapctl.checkpoints import (
     Checkpoint,
     Place,
@@ -171,10 +172,9 @@ def _head_fields(found: Checkpoint, manifest: Manifest, summary: Summary, now: f
         fields.append(("claimed", f"{claim.partition} by {claim.owner or 'unknown'}, until {expires}"))
     if found.pin is not None and found.pin.note:
         fields.append(("pinned", found.pin.note))
-    if found.record is not None and found.record.ranks:
-        blocked = max(rank.blocked_seconds for rank in found.record.ranks)
-        durable = max(rank.durable_seconds for rank in found.record.ranks)
-        fields.append(("save", f"blocked {blocked:.2f} s, durable after {durable:.2f} s"))
+    save = find_save_time(found)
+    if save is not None:
+        fields.append(("save", f"blocked {save.blocked_seconds:.2f} s, durable after {save.durable_seconds:.2f} s"))
     return fields
 
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from snapctl.checkpoints import Place, find_place
+from snapctl.checkpoints import find_place
 from snapctl.cli.exit_codes import ExitCode, code_of
 from snapctl.cli.options import (
     CheckpointsOrSaveDirsArgument,
@@ -28,7 +28,6 @@ from snapctl.cli.several import code_of_several, open_several
 from snapctl.errors import (
     CheckpointNotFoundError,
     InvalidOptionError,
-    InvalidPathError,
     SnapctlError,
     StorageError,
     WorkerSetupError,
@@ -95,9 +94,10 @@ def command(
         targets = find_targets(checkpoints[0], steps=step or (), every=every, level=how.level, options=options)
         reports = _verify(out, targets, how, options, cluster)
     _show(out, reports)
-    if _code(reports, targets) is ExitCode.STORAGE:
+    code = _code(reports, targets)
+    if code is ExitCode.STORAGE:
         raise next(report.error for report in reports if isinstance(report.error, StorageError))
-    return _code(reports, targets)
+    return code
 
 
 def _verify_several(
@@ -111,10 +111,7 @@ def _verify_several(
     recursive: bool,
 ) -> ExitCode:
     """Each of several paths; one that cannot be looked at does not keep the others from it."""
-    if recursive:
-        places, problems = open_several(paths, options, recursive=True)
-    else:
-        places, problems = [_find_one(path, options) for path in paths], ()
+    places, problems = open_several(paths, options, recursive=recursive, find=find_place)
     for problem in problems:
         out.warn(f"could not be looked at: {problem}")
     codes: list[ExitCode] = []
@@ -139,16 +136,6 @@ def _verify_several(
         (failures if code is ExitCode.STORAGE else codes).append(code)
         out.flush()
     return code_of_several(codes, failures, is_partial=bool(problems))
-
-
-def _find_one(path: str, options: dict[str, Any]) -> tuple[str, Place | SnapctlError]:
-    try:
-        place = find_place(path, options)
-    except InvalidPathError:
-        raise
-    except SnapctlError as error:
-        return path, error
-    return place.storage.url, place
 
 
 def _verify(

@@ -22,7 +22,7 @@ from snapctl.errors import InvalidOptionError, NoSpaceError, SnapctlError, Stora
 from snapctl.pruning.policy import SHORTEST_INCOMPLETE_AGE_SECONDS, DeleteLimit, Policy
 from snapctl.pruning.protection import Clock, Subject, always_kept, other_prune
 from snapctl.pruning.retention import How, Plan, Row, finish_plan, judge_incomplete, rank
-from snapctl.storage import Storage, open_storage, split_url
+from snapctl.storage import Storage, open_storage
 from snapctl.storage.unfinished import UnfinishedFile
 
 FORMAT_VERSION = 1
@@ -154,7 +154,11 @@ def match_lines(
     """
     found: dict[str, dict[int, PlanLine]] = {storage.url: {} for storage in storages}
     for line in lines:
-        parent, step = _place_of(line.path, options)
+        parent, _, name = line.path.rpartition("/")
+        if parent in found:  # as plans are written; opening each path would take longer than the deletions
+            step = parse_step(name)
+        else:
+            parent, step = _place_of(line.path, options)
         if step is None or step != line.step or parent not in found:
             raise InvalidOptionError(
                 f"{line.path}: is in the plan, and is no checkpoint directly in one of the save directories given",
@@ -168,10 +172,6 @@ def match_lines(
 
 def _place_of(path: str, options: Mapping[str, object]) -> tuple[str, int | None]:
     try:
-        scheme, rest = split_url(path)
-        if scheme == "gs":  # a connection of its own for each line would take longer than the deletions
-            parent_path, _, name = rest.rpartition("/")
-            return f"gs://{parent_path}", parse_step(name)
         storage = open_storage(path, options)
     except SnapctlError as error:
         raise InvalidOptionError(f"{path}: is in the plan, and is no path: {error.message}") from error

@@ -28,8 +28,8 @@ _DELETE_JOBS = 4
 Progress = Callable[[int], None]
 
 
-def _ignore(count: int) -> None:
-    pass
+def ignore_progress(count: int) -> None:
+    """Tells nobody."""
 
 
 class Prepared(msgspec.Struct, frozen=True):
@@ -123,7 +123,7 @@ def prepare(
     *,
     dry_run: bool,
     now: float | None = None,
-    on_look: Progress = _ignore,
+    on_look: Progress = ignore_progress,
 ) -> list[Prepared]:
     """Makes the plans of save directories; changes nothing (but writes a temporary file to learn the time).
 
@@ -147,7 +147,7 @@ def prepare_places(
     *,
     dry_run: bool,
     now: float | None = None,
-    on_look: Progress = _ignore,
+    on_look: Progress = ignore_progress,
     roots: Sequence[Storage] = (),
     failures: list[StorageError] | None = None,
 ) -> list[Prepared]:
@@ -172,7 +172,7 @@ def prepare_from_lines(
     *,
     max_delete: DeleteLimit | None = None,
     dry_run: bool,
-    on_look: Progress = _ignore,
+    on_look: Progress = ignore_progress,
 ) -> list[Prepared]:
     """As `prepare`, for plans that were made earlier.
 
@@ -191,7 +191,7 @@ def prepare_lines(
     *,
     max_delete: DeleteLimit | None = None,
     dry_run: bool,
-    on_look: Progress = _ignore,
+    on_look: Progress = ignore_progress,
     roots: Sequence[Storage] = (),
     failures: list[StorageError] | None = None,
 ) -> list[Prepared]:
@@ -249,7 +249,7 @@ def _prepare(
 def carry_out(
     prepared: Prepared,
     *,
-    on_deleted: Progress = _ignore,
+    on_deleted: Progress = ignore_progress,
     into: Pruned | None = None,
 ) -> Pruned:
     """Carries a plan out: the lowest steps first, a few at a time. One failure does not stop the others.

@@ -13,6 +13,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from snapctl.cadence import SaveTime, find_save_time
 from snapctl.save_dirs.summaries import SaveDirSummary, Summary, Unreadable
 from snapctl.save_record import RankTimings
 
@@ -119,18 +120,18 @@ def _samples(summary: SaveDirSummary) -> Iterator[tuple[Metric, Labels, float]]:
         yield NEWEST_AGE, {}, round(summary.newest_age_seconds, 3)
     if newest.size_bytes is not None:
         yield NEWEST_SIZE, {}, newest.size_bytes
-    if newest.record is not None and newest.record.ranks:
-        yield from _save_samples(newest.record.ranks)
+    save = find_save_time(newest)
+    if save is not None and newest.record is not None:
+        yield from _save_samples(save, newest.record.ranks)
 
 
-def _save_samples(ranks: Sequence[RankTimings]) -> Iterator[tuple[Metric, Labels, float]]:
-    durable = max(rank.durable_seconds for rank in ranks)
+def _save_samples(save: SaveTime, ranks: Sequence[RankTimings]) -> Iterator[tuple[Metric, Labels, float]]:
     written = sum(rank.size_bytes for rank in ranks)
-    yield BLOCKED, {}, max(rank.blocked_seconds for rank in ranks)
-    yield DURABLE, {}, durable
+    yield BLOCKED, {}, save.blocked_seconds
+    yield DURABLE, {}, save.durable_seconds
     yield SAVED_BYTES, {}, written
-    if durable > 0:
-        yield THROUGHPUT, {}, round(written / durable, 1)
+    if save.durable_seconds > 0:
+        yield THROUGHPUT, {}, round(written / save.durable_seconds, 1)
     yield RANKS, {}, len(ranks)
 
 
