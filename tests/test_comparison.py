@@ -82,7 +82,7 @@ def test_a_cut_by_columns_cannot_be_compared_with_another() -> None:
 
 
 def test_raw_bytes_and_an_archive_of_the_same_tensor_cannot_be_compared() -> None:
-    """A tensor that was quantized, or saved by 0.0.x, lies in an archive of torch.save: other bytes, the same values."""
+    """What 0.0.x saved lies in an archive of torch.save: other bytes, the same values."""
     array = np.arange(4, dtype="f4").reshape(2, 2)
     raw, raw_sums = rows(array, [], kind="Tensor")
     archived = manifest({"0/w": {**tensor_entry("m/w_0", array.shape), "serializer": "torch_save"}})
