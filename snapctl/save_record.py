@@ -5,10 +5,13 @@
     {"format_version": 1, "saved_at": "2026-11-30T12:00:00.000Z", "world_size": 2,
      "ranks": [{"rank": 0, "blocked_seconds": 0.2, "durable_seconds": 3.1, "bytes": 1048576,
                 "bytes_per_second": 338250.3}, …],
+     "restored": {"restored_at": "2026-11-30T09:00:00.000Z", "step": 900, "world_size": 4,
+                  "restored_seconds": 12.5, "bytes": 4194304},
      "blobs": {"0/model/w": {"size_bytes": 16, "crc32c": "yZRlqg=="}, …},
      "manifest": {"size_bytes": 1234, "crc32c": "…"}}
 
-``crc32c`` is written as GCS writes it: base64 of the four bytes, the most significant first.
+``restored`` is there if the job had restored a checkpoint before: a restore itself writes nothing, and may not have the
+permission to. ``crc32c`` is written as GCS writes it: base64 of the four bytes, the most significant first.
 """
 
 from __future__ import annotations
@@ -48,6 +51,20 @@ class RankTimings(msgspec.Struct, frozen=True):
         return self.size_bytes / self.durable_seconds if self.durable_seconds > 0 else 0.0
 
 
+class RestoreTimings(msgspec.Struct, frozen=True):
+    """How a restore went, on all ranks together."""
+
+    restored_at: float
+    """When it was over, in seconds since the epoch by the clock of rank 0."""
+    step: int | None
+    """Of the checkpoint that was restored; None for one that is not named by a step."""
+    world_size: int
+    restored_seconds: float
+    """From the call until all of the state was loaded."""
+    size_bytes: int
+    """What all ranks together needed of the blobs."""
+
+
 class SaveRecord(msgspec.Struct, frozen=True):
     """The content of ``.snapctl/save.json``."""
 
@@ -59,6 +76,8 @@ class SaveRecord(msgspec.Struct, frozen=True):
     ranks: tuple[RankTimings, ...] = ()
     blobs: Mapping[str, BlobSum] | None = None
     """By location; None when it was read without them."""
+    restored: RestoreTimings | None = None
+    """The last restore of the job before this save."""
 
 
 class _Sum(msgspec.Struct, gc=False):
@@ -74,12 +93,21 @@ class _Rank(msgspec.Struct, gc=False):
     bytes_per_second: float | None = None
 
 
+class _Restored(msgspec.Struct, gc=False):
+    restored_at: str
+    step: int | None
+    world_size: int
+    restored_seconds: float
+    bytes: int
+
+
 class _Head(msgspec.Struct):
     format_version: int
     saved_at: str
     world_size: int
     manifest: _Sum
     ranks: list[_Rank] = []
+    restored: _Restored | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _Whole(_Head):
@@ -103,10 +131,8 @@ def parse_save_record(data: bytes, *, with_blobs: bool = False) -> SaveRecord:
         raise ValueError(f"format version {found.format_version}, which this snapctl does not know")
     blobs = {name: _sum(item) for name, item in found.blobs.items()} if isinstance(found, _Whole) else None
     ranks = tuple(RankTimings(r.rank, r.blocked_seconds, r.durable_seconds, r.bytes) for r in found.ranks)
-    saved_at = parse_time(found.saved_at)
-    if saved_at is None:
-        raise ValueError("no time")
-    return SaveRecord(saved_at, found.world_size, _sum(found.manifest), ranks, blobs)
+    saved_at = _parse_time(found.saved_at)
+    return SaveRecord(saved_at, found.world_size, _sum(found.manifest), ranks, blobs, _parse_restored(found.restored))
 
 
 def format_save_record(record: SaveRecord) -> bytes:
@@ -121,9 +147,30 @@ def format_save_record(record: SaveRecord) -> bytes:
                 _Rank(r.rank, r.blocked_seconds, r.durable_seconds, r.size_bytes, round(r.bytes_per_second, 1))
                 for r in record.ranks
             ],
+            _format_restored(record.restored),
             {name: _text(item) for name, item in (record.blobs or {}).items()},
         )
     )
+
+
+def _parse_time(text: str) -> float:
+    found = parse_time(text)
+    assert found is not None
+    return found
+
+
+def _parse_restored(found: _Restored | msgspec.UnsetType | None) -> RestoreTimings | None:
+    if found is None or isinstance(found, msgspec.UnsetType):
+        return None
+    restored_at = _parse_time(found.restored_at)
+    return RestoreTimings(restored_at, found.step, found.world_size, found.restored_seconds, found.bytes)
+
+
+def _format_restored(held: RestoreTimings | None) -> _Restored | msgspec.UnsetType:
+    if held is None:
+        return msgspec.UNSET
+    restored_at = format_time(held.restored_at) or ""
+    return _Restored(restored_at, held.step, held.world_size, held.restored_seconds, held.size_bytes)
 
 
 def _sum(found: _Sum) -> BlobSum:

@@ -13,6 +13,7 @@ from snapctl.checkpoints import find_place, get_checkpoint
 from snapctl.errors import CheckpointNotFoundError, InvalidOptionError, SaveDirNotFoundError
 from snapctl.restoring.restorer import restore
 from snapctl.restoring.weight_loading import load_weight
+from snapctl.save_record import RestoreTimings
 from snapctl.saving.plugin import plugin_url
 from snapctl.saving.saver import PendingSnapshot, SaveOptions, start_save
 from snapctl.storage import open_storage
@@ -59,6 +60,7 @@ class Snapshot:
         self._replicated = tuple(replicated)
         self._options = options or SaveOptions()
         self._pending: PendingSnapshot | None = None
+        self._restored: RestoreTimings | None = None
         extra = state.setdefault(EXTRA_STATE, torchsnapshot.StateDict())
         extra.setdefault("step", 0)
         extra.setdefault("walltime", 0.0)
@@ -101,6 +103,7 @@ class Snapshot:
             replicated=self._replicated,
             options=self._options,
             after=self._pending,
+            restored=self._restored,
         )
         return self._pending
 
@@ -113,7 +116,8 @@ class Snapshot:
     ) -> None:
         """Restores a checkpoint into the state; on all ranks of a job at the same time, however many saved it.
 
-        Tensors are read in place. ``step`` and ``walltime`` stay as they are where the checkpoint has none.
+        Tensors are read in place; every later save records how long it took. ``step`` and ``walltime`` stay as they are
+        where the checkpoint has none.
 
         Args:
             checkpoint: its path or URL, a save directory (then its latest), or what `get_torch_snapshot` returns.
@@ -128,7 +132,8 @@ class Snapshot:
             CheckpointNotFoundError, ManifestError, StorageError: it could not be opened.
         """
         path, found_options = _path_and_options(checkpoint)
-        restore(
+        self._restored = None
+        self._restored = restore(
             path,
             self.state,
             storage_options=found_options if found_options is not None else self._storage_options,

@@ -8,9 +8,18 @@ import pathlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from snapctl.errors import NoSpaceError, SaveError, StorageError, UnavailableError
-from snapctl.save_record import SAVE_RECORD_PATH, BlobSum, RankTimings, SaveRecord, parse_save_record
+from snapctl.save_record import (
+    SAVE_RECORD_PATH,
+    BlobSum,
+    RankTimings,
+    RestoreTimings,
+    SaveRecord,
+    format_save_record,
+    parse_save_record,
+)
 from snapctl.saving.commit import (
     announce,
     blob_sum,
@@ -194,6 +203,22 @@ def test_the_record_is_written_before_the_manifest(tmp_path: pathlib.Path, monke
         {"rank": 0, "blocked_seconds": 0.5, "durable_seconds": 2.0, "bytes": 100, "bytes_per_second": 50.0}
     ]
     assert parse_save_record((tmp_path / SAVE_RECORD_PATH).read_bytes(), with_blobs=True) == record(b"{}")
+
+
+def test_a_record_tells_of_the_restore_before_it() -> None:
+    held = replace(record(b"{}"), restored=RestoreTimings(1.7e9, None, 2, 3.25, 10))
+    data = format_save_record(held)
+    assert json.loads(data)["restored"] == {
+        "restored_at": "2023-11-14T22:13:20.000Z",
+        "step": None,
+        "world_size": 2,
+        "restored_seconds": 3.25,
+        "bytes": 10,
+    }
+    assert parse_save_record(data, with_blobs=True) == held
+    assert "restored" not in json.loads(format_save_record(record(b"{}")))
+    with pytest.raises(ValueError, match="datetime"):
+        parse_save_record(data.replace(b"2023-11-14T", b"yesterday "))
 
 
 class Flaky(LocalStorage):

@@ -17,7 +17,7 @@ from snapctl.checkpoints import Checkpoint
 from snapctl.save_dirs import openmetrics
 from snapctl.save_dirs.openmetrics import Metric, format_openmetrics
 from snapctl.save_dirs.summaries import PartitionSummary, SaveDirSummary, Unreadable
-from snapctl.save_record import BlobSum, RankTimings, SaveRecord, format_save_record
+from snapctl.save_record import BlobSum, RankTimings, RestoreTimings, SaveRecord, format_save_record
 from tests.support.command import Finished, unprivileged
 from tests.support.places import SaveDir
 from tests.support.repository import require_repository
@@ -73,6 +73,7 @@ def write_run(place: SaveDir, run: str = "run") -> None:
         2,
         BlobSum(len(manifest), int(google_crc32c.value(manifest))),
         (RankTimings(0, 0.25, 4.0, 3000), RankTimings(1, 0.5, 2.0, 5000)),
+        restored=RestoreTimings(1.75e9, 20, 4, 12.5, 7000),
     )
     place.write(f"{run}/30/.snapctl/save.json", format_save_record(record))
 
@@ -95,6 +96,14 @@ def test_the_figures_of_a_run(recursive: bool, save_dir: SaveDir, snapctl_inside
     assert plain["snapctl_last_save_size_bytes"] == 8000
     assert plain["snapctl_last_save_bytes_per_second"] == 2000
     assert plain["snapctl_last_save_ranks"] == 2
+    restored = {name: value for name, value in plain.items() if name.startswith("snapctl_last_restore_")}
+    assert restored == {
+        "snapctl_last_restore_duration_seconds": 12.5,
+        "snapctl_last_restore_timestamp_seconds": 1.75e9,
+        "snapctl_last_restore_step": 20,
+        "snapctl_last_restore_size_bytes": 7000,
+        "snapctl_last_restore_ranks": 4,
+    }
     assert (plain["snapctl_pinned_checkpoints"], plain["snapctl_problems"]) == (1, 0)
     states = {labels[1][1]: value for labels, value in samples["snapctl_checkpoints"].items()}
     assert states == {"complete": 3, "incomplete": 1, "unreadable": 0}
@@ -127,7 +136,7 @@ def test_what_nobody_knows_is_left_out() -> None:
     samples, _ = parse(text)
     assert samples["snapctl_newest_checkpoint_step"] == {(("save_dir", "/r"),): 3}
     assert "snapctl_newest_checkpoint_age_seconds" not in samples
-    assert "snapctl_last_save_blocked_seconds" not in samples
+    assert not [name for name in samples if name.startswith(("snapctl_last_save_", "snapctl_last_restore_"))]
     assert samples["snapctl_run_timestamp_seconds"] == {(("root", "/"),): NOW}
 
 

@@ -26,6 +26,7 @@ from snapctl.errors import (  # noqa: E402
     RestoreError,
     RestoreRefusedError,
 )
+from snapctl.save_record import SAVE_RECORD_PATH, parse_save_record  # noqa: E402
 from tests.support.ranks import Outcome, die, run_ranks  # noqa: E402
 from tests.support.sharded import boxes_by_rank, holds, sharded, values_of  # noqa: E402
 from tests.support.stored import raw  # noqa: E402
@@ -457,3 +458,17 @@ def test_a_missing_checkpoint_is_a_checkpoint_not_found_error(tmp_path: pathlib.
     (tmp_path / "1/0").mkdir()
     with pytest.raises(CheckpointNotFoundError):
         Snapshot(tmp_path, {}).restore(tmp_path / "1")
+
+
+def restore_and_save(rank: int, directory: str) -> None:
+    snapshot = Snapshot(directory, {"m": State(w=torch.zeros(8))}, replicated=("**",))
+    snapshot.restore(f"{directory}/1")
+    snapshot.save(2).wait()
+
+
+def test_the_next_save_records_how_the_restore_went_on_all_ranks(tmp_path: pathlib.Path) -> None:
+    Snapshot(tmp_path, {"m": State(w=torch.ones(8))}).save(1).wait()
+    values(run_ranks(2, restore_and_save, str(tmp_path)))
+    restored = parse_save_record((tmp_path / "2" / SAVE_RECORD_PATH).read_bytes()).restored
+    assert restored is not None
+    assert (restored.step, restored.world_size, restored.size_bytes) == (1, 2, 2 * 32)

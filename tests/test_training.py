@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ torchsnapshot = pytest.importorskip("torchsnapshot")
 
 from snapctl import Snapshot  # noqa: E402
 from snapctl.errors import CheckpointNotFoundError, InvalidPathError, SaveDirNotFoundError  # noqa: E402
+from snapctl.save_record import SAVE_RECORD_PATH, RestoreTimings, parse_save_record  # noqa: E402
 from tests.support.stored import read_manifest  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -48,6 +50,29 @@ def test_save_returns_something_to_wait_for_that_gives_a_snapshot(tmp_path: path
     loaded = Snapshot(tmp_path, new_state()).save(3).wait()
     assert isinstance(loaded, torchsnapshot.Snapshot)
     assert loaded.read_object("0/m/w").tolist() == list(range(6))
+
+
+def test_a_save_records_the_restore_that_its_state_comes_from(tmp_path: pathlib.Path) -> None:
+    Snapshot(tmp_path, new_state()).save(3).wait()
+    assert recorded(tmp_path / "3") is None
+    snapshot = Snapshot(tmp_path, new_state())
+    began = time.time()
+    snapshot.restore(tmp_path / "3")
+    for step in (4, 5):
+        snapshot.save(step).wait()
+        restored = recorded(tmp_path / str(step))
+        assert restored is not None and (restored.step, restored.world_size) == (3, 1)
+        assert restored.size_bytes == 6 * 4
+        assert 0 < restored.restored_seconds < 60
+        assert began - 1 < restored.restored_at < time.time() + 1
+    with pytest.raises(SaveDirNotFoundError):
+        snapshot.restore(tmp_path / "9")
+    snapshot.save(6).wait()
+    assert recorded(tmp_path / "6") is None, "what was restored at last is not known to be in the state"
+
+
+def recorded(checkpoint: pathlib.Path) -> RestoreTimings | None:
+    return parse_save_record((checkpoint / SAVE_RECORD_PATH).read_bytes()).restored
 
 
 def test_torchsnapshot_reads_a_checkpoint_through_our_storage(tmp_path: pathlib.Path, entry_point: None) -> None:

@@ -44,6 +44,7 @@ from snapctl.inspection import (
 )
 from snapctl.manifest import LogicalEntry, Manifest
 from snapctl.markers import Claim, format_time, is_live
+from snapctl.save_record import RestoreTimings
 from snapctl.storage import Storage
 
 _RANKS_SHOWN = 4
@@ -175,6 +176,11 @@ def _head_fields(found: Checkpoint, manifest: Manifest, summary: Summary, now: f
     save = find_save_time(found)
     if save is not None:
         fields.append(("save", f"blocked {save.blocked_seconds:.2f} s, durable after {save.durable_seconds:.2f} s"))
+    restored = None if found.record is None else found.record.restored
+    if restored is not None:
+        source = "a checkpoint" if restored.step is None else f"step {restored.step}"
+        when = format_time(restored.restored_at)
+        fields.append(("restored from", f"{source} in {restored.restored_seconds:.2f} s, {when}"))
     return fields
 
 
@@ -269,6 +275,19 @@ def _head_json(found: Checkpoint, manifest: Manifest, summary: Summary, now: flo
             }
             for rank in record.ranks
         ],
+        "restored": None if record is None else _restored_json(record.restored),
+    }
+
+
+def _restored_json(restored: RestoreTimings | None) -> dict[str, Any] | None:
+    if restored is None:
+        return None
+    return {
+        "restored_at": format_time(restored.restored_at),
+        "step": restored.step,
+        "world_size": restored.world_size,
+        "restored_seconds": restored.restored_seconds,
+        "size_bytes": restored.size_bytes,
     }
 
 

@@ -54,7 +54,7 @@ from snapctl.restoring.problems import Found, as_problem, blob_damage, make_erro
 from snapctl.restoring.rank_view import RankView, replication_test
 from snapctl.restoring.state_tree import StateNode, TensorTarget, build_tree
 from snapctl.restoring.targets import describe, fill, must_be_replaced, new_target, regions
-from snapctl.save_record import SAVE_RECORD_PATH, BlobSum, parse_save_record
+from snapctl.save_record import SAVE_RECORD_PATH, BlobSum, RestoreTimings, parse_save_record
 from snapctl.saving.saver import open_ranks
 from snapctl.saving.staging import replicated_globs
 from snapctl.snapshots import OpenSnapshot, open_snapshot
@@ -74,7 +74,7 @@ def restore(
     allow_pickle: bool = False,
     checksums: bool = True,
     patience_seconds: float = 60.0,
-) -> None:
+) -> RestoreTimings | None:
     """Restores a checkpoint into a state; on all ranks of a job at the same time.
 
     Args:
@@ -86,13 +86,16 @@ def restore(
         checksums: compare blobs that are read whole with what was recorded when they were saved.
         patience_seconds: a rank that gives no sign of life for so long ends the restore on all ranks.
 
+    Returns:
+        How it went, on rank 0; None on the others.
+
     Raises:
         RestoreError: it does not fit, or broke off; `loaded` and `incomplete` say what was touched.
         RestoreDamagedError, RestoreRefusedError: damage; objects that would have to be unpickled.
         CheckpointNotFoundError, ManifestError, StorageError, …: it could not be opened; nothing was touched.
     """
     work = _Restore(checkpoint, app_state, storage_options, replicated, optional, allow_pickle, checksums)
-    work.run(patience_seconds)
+    return work.run(patience_seconds)
 
 
 @dataclass
@@ -137,7 +140,7 @@ class _Restore:
         self._plan = RestorePlan()
         self._view: RankView | None = None
 
-    def run(self, patience_seconds: float) -> None:
+    def run(self, patience_seconds: float) -> RestoreTimings | None:
         self._ranks = open_ranks(patience_seconds)
         with contextlib.ExitStack() as stack:
             stack.callback(self._ranks.leave)
@@ -149,7 +152,7 @@ class _Restore:
                 self._timings.planned_seconds = time.monotonic() - self._timings.started
                 for name in self._names:
                     self._restore_object(name)
-                self._log(snapshot)
+                return self._report(snapshot)
             except SaveError as error:  # a rank is silent, or the store is gone
                 raise self._error([(Problem("failed", "", error.message), error.ranks)]) from error
             except BaseException as error:
@@ -446,7 +449,8 @@ class _Restore:
         assert isinstance(node, Given)
         return node.value
 
-    def _log(self, snapshot: OpenSnapshot) -> None:
+    def _report(self, snapshot: OpenSnapshot) -> RestoreTimings | None:
+        """Logs how it went; on rank 0 also returns it."""
         mine = self._timings
         mine.total_seconds = time.monotonic() - mine.started
         mine.read_bytes = self._reader.bytes_read
@@ -473,6 +477,15 @@ class _Restore:
             fields["slowest_read_seconds"] = round(gathered[slowest].read_seconds, 3)
         logger.info(
             "restored %s", " ".join(f"{key}={value}" for key, value in fields.items()), extra={"snapctl": fields}
+        )
+        if gathered is None:
+            return None
+        return RestoreTimings(
+            time.time(),
+            snapshot.step,
+            self._ranks.world_size,
+            max(timings.total_seconds for timings in gathered),
+            sum(timings.needed_bytes for timings in gathered),
         )
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 
 from snapctl.cadence import SaveTime, find_save_time
 from snapctl.save_dirs.summaries import SaveDirSummary, Summary, Unreadable
-from snapctl.save_record import RankTimings
+from snapctl.save_record import RankTimings, RestoreTimings
 
 Labels: TypeAlias = Mapping[str, str]
 Samples: TypeAlias = Iterator[tuple[Labels, float]]
@@ -63,6 +63,15 @@ THROUGHPUT = Metric(
     "snapctl_last_save_bytes_per_second", "bytes_per_second", "What all ranks together wrote for it in a second."
 )
 RANKS = Metric("snapctl_last_save_ranks", "", "Ranks that recorded how that save went.")
+RESTORED = Metric(
+    "snapctl_last_restore_duration_seconds",
+    "seconds",
+    "How long the restore took that the job which saved the newest checkpoint had begun with.",
+)
+RESTORED_TIMESTAMP = Metric("snapctl_last_restore_timestamp_seconds", "seconds", "When it was over, since the epoch.")
+RESTORED_STEP = Metric("snapctl_last_restore_step", "", "The step of the checkpoint that it restored.")
+RESTORED_BYTES = Metric("snapctl_last_restore_size_bytes", "bytes", "What all ranks together needed of that.")
+RESTORED_RANKS = Metric("snapctl_last_restore_ranks", "", "Ranks that restored it.")
 
 
 def format_openmetrics(summaries: Sequence[Summary], *, root: str, now: float, took_seconds: float) -> str:
@@ -96,7 +105,8 @@ def format_openmetrics(summaries: Sequence[Summary], *, root: str, now: float, t
 
 _OF_SAVE_DIRS = (
     CHECKPOINTS, SIZE, PINNED, PROBLEMS, NEWEST_STEP, NEWEST_TIMESTAMP, NEWEST_AGE, NEWEST_SIZE, EVALUATED,
-    EVALUATED_STEP, BLOCKED, DURABLE, SAVED_BYTES, THROUGHPUT, RANKS,
+    EVALUATED_STEP, BLOCKED, DURABLE, SAVED_BYTES, THROUGHPUT, RANKS, RESTORED, RESTORED_TIMESTAMP, RESTORED_STEP,
+    RESTORED_BYTES, RESTORED_RANKS,
 )  # fmt: skip
 
 
@@ -123,6 +133,8 @@ def _samples(summary: SaveDirSummary) -> Iterator[tuple[Metric, Labels, float]]:
     save = find_save_time(newest)
     if save is not None and newest.record is not None:
         yield from _save_samples(save, newest.record.ranks)
+    if newest.record is not None and newest.record.restored is not None:
+        yield from _restore_samples(newest.record.restored)
 
 
 def _save_samples(save: SaveTime, ranks: Sequence[RankTimings]) -> Iterator[tuple[Metric, Labels, float]]:
@@ -133,6 +145,15 @@ def _save_samples(save: SaveTime, ranks: Sequence[RankTimings]) -> Iterator[tupl
     if save.durable_seconds > 0:
         yield THROUGHPUT, {}, round(written / save.durable_seconds, 1)
     yield RANKS, {}, len(ranks)
+
+
+def _restore_samples(restored: RestoreTimings) -> Iterator[tuple[Metric, Labels, float]]:
+    yield RESTORED, {}, restored.restored_seconds
+    yield RESTORED_TIMESTAMP, {}, restored.restored_at
+    if restored.step is not None:
+        yield RESTORED_STEP, {}, restored.step
+    yield RESTORED_BYTES, {}, restored.size_bytes
+    yield RESTORED_RANKS, {}, restored.world_size
 
 
 def _family(metric: Metric, samples: Samples) -> Iterator[str]:

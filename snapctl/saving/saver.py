@@ -28,7 +28,7 @@ from torchsnapshot.pg_wrapper import PGWrapper
 
 from snapctl.errors import RefusedError, SaveError, StorageError, UnsavableError
 from snapctl.ranks import Ranks, StoreRanks, describe
-from snapctl.save_record import RankTimings, SaveRecord
+from snapctl.save_record import RankTimings, RestoreTimings, SaveRecord
 from snapctl.saving import exiting
 from snapctl.saving.commit import (
     Announcement,
@@ -112,6 +112,7 @@ def start_save(
     replicated: Sequence[str] = (),
     options: SaveOptions | None = None,
     after: PendingSnapshot | None = None,
+    restored: RestoreTimings | None = None,
 ) -> PendingSnapshot:
     """Saves a state into ``save_dir/<step>``; on all ranks of a job at the same time.
 
@@ -119,6 +120,7 @@ def start_save(
 
     Args:
         after: an earlier save that has to be over first; its failure is not this one's.
+        restored: on rank 0, the restore that the state comes from: it goes into the save record.
 
     Raises:
         UnsavableError: the state holds something that cannot be saved exactly. Nothing was written or deleted.
@@ -129,7 +131,7 @@ def start_save(
     with _one_at_a_time():
         if after is not None:
             after._released.wait()
-        save = _Save(save_dir, step, app_state, storage_options, tuple(replicated), options, started)
+        save = _Save(save_dir, step, app_state, storage_options, tuple(replicated), options, started, restored)
         save.stage()
         return save.pending
 
@@ -164,6 +166,7 @@ class _Save:
         replicated: Sequence[str],
         options: SaveOptions,
         started: float,
+        restored: RestoreTimings | None,
     ) -> None:
         self._save_dir = save_dir
         self._step = step
@@ -172,6 +175,7 @@ class _Save:
         self._replicated = replicated
         self._options = options
         self._started = started
+        self._restored = restored
         self._ranks = open_ranks(options.patience_seconds)
         self._loop = asyncio.new_event_loop()
         # After the first failure nobody asks for those of the other blobs, about which asyncio would complain.
@@ -318,6 +322,7 @@ class _Save:
                 manifest=blob_sum(manifest),
                 ranks=all_timings,
                 blobs=merged if self._options.checksums else {},
+                restored=self._restored,
             )
             self._kept = merged.keys()
             self._ranks.check()
