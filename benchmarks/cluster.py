@@ -19,7 +19,7 @@ from tests.support.dask_cluster import dask_processes
 
 BLOBS = 32
 BLOB_BYTES = 64 << 20
-STEPS = 8
+STEPS = 64
 ROUNDS = 2
 
 

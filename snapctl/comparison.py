@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from snapctl.crc_combine import combine_crc32c
+from snapctl.checksums import combine_crc32c
 from snapctl.inspection import matches_glob, primitive_value
 from snapctl.manifest import (
     CONTAINER_ENTRIES,

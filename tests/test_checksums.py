@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,11 +21,20 @@ def test_two_pieces_make_the_whole(first: bytes, second: bytes) -> None:
     assert combine_crc32c(crc32c(first), crc32c(second), len(second)) == crc32c(first + second)
 
 
+@pytest.mark.parametrize("size", [1 << 20, (1 << 22) + 12345])
+def test_the_checksum_of_large_parts(size: int) -> None:
+    data = random.Random(size).randbytes(size)
+    sums = crc32c(b"head"), crc32c(data)
+    assert combine_crc32c(*sums, size) == crc32c(b"head" + data)
+
+
 @given(st.binary(min_size=1, max_size=100), st.lists(st.integers(1, 99), max_size=5), st.randoms())
-def test_pieces_in_any_order_are_checked_when_the_last_has_come(data: bytes, cuts: list[int], random: object) -> None:
+def test_pieces_in_any_order_are_checked_when_the_last_has_come(
+    data: bytes, cuts: list[int], order: random.Random
+) -> None:
     bounds = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     pieces = list(itertools.pairwise(bounds))
-    random.shuffle(pieces)  # type: ignore[attr-defined]
+    order.shuffle(pieces)
     for recorded, result in ((crc32c(data), None), (crc32c(data) ^ 1, (crc32c(data) ^ 1, crc32c(data)))):
         sums = BlobSums()
         sums.expected = {"blob": (len(data), recorded)}

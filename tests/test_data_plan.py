@@ -5,20 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
-import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapctl.crc_combine import combine_crc32c
 from snapctl.errors import InvalidOptionError
 from snapctl.storage import FileInfo
 from snapctl.tensors.layout import item_bytes
 from snapctl.verification.blob_uses import BlobUse
 from snapctl.verification.data_plan import (
-    LOAD_BYTES,
+    MAX_LOAD_BYTES,
     MIN_LOAD_BYTES,
     BlobPart,
     BlobPlan,
@@ -31,22 +30,6 @@ from snapctl.verification.data_plan import (
 )
 from snapctl.verification.float_counts import count_non_finite
 from tests.support.shards import DTYPES, FLOATS, dtype_of, random_array
-
-# -- checksums -------------------------------------------------------------------------------------------------------
-
-
-@given(st.binary(max_size=300), st.binary(max_size=300))
-def test_the_checksum_of_a_whole_follows_from_those_of_its_parts(first: bytes, second: bytes) -> None:
-    sums = google_crc32c.value(first), google_crc32c.value(second)
-    assert combine_crc32c(*sums, len(second)) == google_crc32c.value(first + second)
-
-
-@pytest.mark.parametrize("size", [1 << 20, (1 << 22) + 12345])
-def test_the_checksum_of_large_parts(size: int) -> None:
-    data = random.Random(size).randbytes(size)
-    sums = google_crc32c.value(b"head"), google_crc32c.value(data)
-    assert combine_crc32c(*sums, size) == google_crc32c.value(b"head" + data)
-
 
 # -- samples ---------------------------------------------------------------------------------------------------------
 
@@ -150,7 +133,7 @@ def test_loads_hold_every_part_once_in_order_and_are_no_larger_than_wanted(
     sizes: list[list[int]], load_bytes: int, read_cost: int
 ) -> None:
     plans = [plan_of(str(number), *held) for number, held in enumerate(sizes)]
-    loads = list(cut_loads(plans, load_bytes=load_bytes, read_cost=read_cost))
+    loads = list(cut_loads(plans, load_bytes=lambda: load_bytes, read_cost=read_cost))
     stretches = [stretch for load in loads for stretch in load]
     assert [part for stretch in stretches for part in stretch.parts] == [part for plan in plans for part in plan.parts]
     for load in loads:
@@ -173,18 +156,48 @@ def test_a_plan_is_asked_for_only_when_its_turn_comes() -> None:
             asked.append(number)
             yield plan_of(str(number), 10, 10)
 
-    next(cut_loads(plans(), load_bytes=60, read_cost=0))
+    next(cut_loads(plans(), load_bytes=lambda: 60, read_cost=0))
     assert len(asked) == 4
 
 
-def test_loads_are_small_for_a_small_checkpoint_and_bounded_for_a_large_one() -> None:
-    def choose(size: int, reads: int = 1, workers: int = 10) -> int:
-        return choose_load_bytes(size, reads, workers=workers, read_cost=1 << 20)
+@pytest.mark.parametrize(
+    ("size_bytes", "known", "loads"),
+    [
+        (1000, {}, 1),
+        (1000, {"reads": 10_000}, 78),  # many small blobs are work, too
+        (1 << 40, {}, 8192),
+        (4 << 30, {}, 40),  # four for each worker
+        (4 << 30, {"workers": 1}, 32),
+        (1 << 40, {"pace": 5e8}, 2199),  # a second's work
+        (1 << 40, {"pace": 1e5}, 131072),
+        (1 << 40, {"pace": 1e300}, 1024),
+        (4 << 30, {"pace": 1e300}, 40),
+        (4 << 30, {"pace": 1e300, "left": 100}, 4),  # the others come behind it
+        (100 << 20, {"pace": 1e300, "left": 100}, 1),
+    ],
+)
+def test_a_checkpoint_is_cut_into_loads_of_a_second_or_so_and_for_all_workers(
+    size_bytes: int, known: dict[str, Any], loads: int
+) -> None:
+    reads = known.get("reads", 1)
+    chosen = choose_load_bytes(
+        size_bytes,
+        reads,
+        left=known.get("left", 1),
+        workers=known.get("workers", 10),
+        read_cost=1 << 20,
+        bytes_per_second=known.get("pace"),
+    )
+    assert chosen >= MIN_LOAD_BYTES
+    wanted = (size_bytes + (reads << 20)) / loads
+    assert wanted <= chosen <= max(1.11 * wanted, MIN_LOAD_BYTES)
+    assert chosen <= 1.11 * MAX_LOAD_BYTES
 
-    assert choose(1000) == MIN_LOAD_BYTES
-    assert choose(10 << 40) == LOAD_BYTES
-    assert choose(4 << 30) == ((4 << 30) + (1 << 20)) // 40
-    assert choose(1000, reads=10_000) == LOAD_BYTES, "many small blobs are work, too"
+
+def test_the_size_of_loads_may_change_from_one_to_the_next() -> None:
+    wanted = iter([20, 60, 10, 10, 10, 10])
+    loads = cut_loads([plan_of("a", *[10] * 11)], load_bytes=lambda: next(wanted), read_cost=0)
+    assert [load[0].size_bytes for load in loads] == [20, 60, 10, 10, 10]
 
 
 # -- numbers that are none -------------------------------------------------------------------------------------------

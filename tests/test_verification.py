@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import pathlib
 import random
 import shutil
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from copy import copy
 from typing import Any
 
@@ -528,6 +529,37 @@ def test_links_inside_a_checkpoint_are_followed_and_those_that_lead_out_are_repo
 # -- executors and samples -------------------------------------------------------------------------------------------
 
 
+class LateFirst(Executor):
+    """Its first call is the last one to be done."""
+
+    def __init__(self) -> None:
+        self._first: Future[Any] | None = None
+        self.order: list[int] = []
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self._first is None:
+            self._first, self._call = future, functools.partial(function, *args, **kwargs)
+            return future
+        self.order.append(1)
+        future.set_result(function(*args, **kwargs))
+        if len(self.order) == 2:
+            self.order.append(0)
+            self._first.set_result(self._call())
+        return future
+
+
+def test_reports_come_in_the_order_of_the_checkpoints(tmp_path: pathlib.Path) -> None:
+    for step in ("10", "20", "30"):
+        full_snapshot(recorded=True).write(local_writer(tmp_path), step)
+    how = Thoroughness("data")
+    targets = find_targets(str(tmp_path), every=True, level="data")
+    executor = LateFirst()
+    found = [report.step for report in verify(targets, how, executor=executor)]
+    assert executor.order == [1, 1, 0]
+    assert found == [10, 20, 30]
+
+
 def test_the_data_can_be_read_by_other_processes(tmp_path: pathlib.Path) -> None:
     damaged = full_snapshot(recorded=True)
     damaged.blobs["0/model/dense"] = bytes(48)
@@ -536,7 +568,6 @@ def test_the_data_can_be_read_by_other_processes(tmp_path: pathlib.Path) -> None
     how = Thoroughness("data", finite=True)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as executor:
         found = list(verify(find_targets(str(tmp_path), every=True, level="data"), how, executor=executor))
-    found.sort(key=lambda report: report.step or 0)  # they come as they are done
     assert found == judge(tmp_path, how, every=True)
     assert [report.verdict for report in found] == ["sound", "damaged"]
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from snapctl.tensors.layout import TensorLayout
+from snapctl.tensors.memory import ALIGNMENT, aligned_empty
 from snapctl.tensors.tiling import Region
 
 Array = np.ndarray[Any, Any]
 
 MAX_BATCH_BLOCKS = 4096
-_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class PlannedBlock:
         if not self.is_raw:
             return 0
         size = math.prod(self.region[1]) * self.dtype.itemsize
-        return -(-size // _ALIGNMENT) * _ALIGNMENT
+        return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 class Arena:
@@ -55,7 +55,7 @@ class Arena:
     def arrays(self, batch: Sequence[PlannedBlock]) -> list[Array]:
         needed = sum(item.arena_bytes for item in batch)
         if len(self._memory) < needed:
-            self._memory = np.empty(needed, np.uint8)
+            self._memory = aligned_empty((needed,))
         arrays: list[Array] = []
         position = 0
         for item in batch:

@@ -12,6 +12,7 @@ from snapctl.tensors.blob_reader import BlobReader
 from snapctl.tensors.blocks import Array, as_buffer
 from snapctl.tensors.dtypes import numpy_dtype
 from snapctl.tensors.layout import RAW_SERIALIZER, TORCH_SERIALIZERS, Box, TensorLayout
+from snapctl.tensors.memory import aligned_empty
 from snapctl.tensors.torch_decoding import decode_quantized, load_tensor, numpy_to_torch, torch_to_numpy
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class BoxDecoder:
 
     def _decode(self, box: Box) -> torch.Tensor:
         if box.serializer == RAW_SERIALIZER:
-            raw: Array = np.empty(box.sizes, numpy_dtype(box.dtype or ""))
+            raw: Array = aligned_empty(box.sizes, numpy_dtype(box.dtype or ""))
             self._blobs.fill(box.location, box.start, as_buffer(raw), box.entry)
             return numpy_to_torch(raw, box.dtype or "")
         if box.serializer not in TORCH_SERIALIZERS:

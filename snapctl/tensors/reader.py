@@ -27,6 +27,7 @@ from snapctl.tensors.blocks import Arena, Array, Block, PlannedBlock, as_buffer,
 from snapctl.tensors.box_decoder import BoxDecoder
 from snapctl.tensors.dtypes import QUANTIZED_DTYPES, bits, numpy_dtype
 from snapctl.tensors.layout import RAW_SERIALIZER, Box, TensorLayout, is_outside
+from snapctl.tensors.memory import aligned_empty
 from snapctl.tensors.read_plan import BoxIndex, Read, Span, cut_into_blocks, find_extents, merge_spans, plan_box
 from snapctl.tensors.tiling import Region
 from snapctl.tensors.torch_decoding import import_torch, join_quantized, load_object, torch_dtype, torch_elements
@@ -206,7 +207,7 @@ class TensorReader:
         known = self.learn(layout)
         region = region_of_rows(known, rows)
         self.check([known], region)
-        out = np.empty(region[1], numpy_dtype(known.dtype or ""))
+        out = aligned_empty(region[1], numpy_dtype(known.dtype or ""))
         self.read_into([ReadRequest(known, region, out)])
         return out
 
@@ -303,7 +304,7 @@ class TensorReader:
             box = item.layout.boxes[0]
             part = part_of(self._decoder.array(item.layout, box), item.region, box.offsets)
             return np.ascontiguousarray(part).reshape(item.region[1])
-        whole = np.empty(item.region[1], item.dtype)
+        whole = aligned_empty(item.region[1], item.dtype)
         self.read_into([ReadRequest(item.layout, item.region, whole)])
         return whole
 
@@ -329,7 +330,7 @@ class TensorReader:
                 if copied == 0:
                     if number == 0 and start == extents[0][1]:
                         return False
-                    buffer = memoryview(bytearray(min(stop - start, self._blobs.read_bytes)))
+                    buffer = as_buffer(aligned_empty((min(stop - start, self._blobs.read_bytes),)))
                     self._blobs.fetch(box.location, start, buffer, box.entry)
                     copied = file.write(buffer)
                 start += copied
@@ -456,7 +457,7 @@ class TensorReader:
             if place.flags.c_contiguous:
                 self._blobs.fetch(read.location, read.start, as_buffer(place), first.entry)
                 return
-        buffer: Array = np.empty(read.end - read.start, np.uint8)
+        buffer: Array = aligned_empty((read.end - read.start,))
         self._blobs.fetch(read.location, read.start, as_buffer(buffer), first.entry)
         for span in read.spans:
             target = targets[span.target]

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from snapctl.checksums import extend_crc32c
-from snapctl.crc_combine import combine_crc32c
+from snapctl.checksums import combine_crc32c, extend_crc32c
 from snapctl.errors import InvalidPathError, PreconditionError, ShortReadError, StorageError
 from snapctl.storage import Storage, open_storage, run_parallel
 from snapctl.tensors.blob_file import BlobFile
 from snapctl.tensors.dtypes import QUANTIZED_DTYPES
 from snapctl.tensors.layout import item_bytes
+from snapctl.tensors.memory import aligned_empty
 from snapctl.verification.archive_checks import ArchiveFindings, check_held_archive, check_large_archive
 from snapctl.verification.blob_uses import BlobUse
 from snapctl.verification.data_plan import HELD_BYTES, BlobPart, Load
@@ -133,7 +133,7 @@ def _buffer(size: int) -> memoryview:
     """Memory of this thread, used again and again: fresh pages for each part would cost as much as reading it."""
     held = getattr(_BUFFERS, "array", None)
     if held is None or len(held) < size:
-        held = _BUFFERS.array = np.empty(size, np.uint8)
+        held = _BUFFERS.array = aligned_empty((size,))
     view: memoryview = held[:size].data
     return view
 

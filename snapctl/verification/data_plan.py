@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -21,14 +21,20 @@ PART_BYTES = 4 << 20
 """A part that is held in memory because more is done with it, or that is one request."""
 HELD_BYTES = 16 << 20
 """A blob of ``torch.save`` up to this size is held in memory while it is decoded; a larger one is streamed."""
-LOAD_BYTES = 128 << 20
-"""What a worker of somebody else's executor is given at a time: enough that handing it over costs next to nothing."""
+LOAD_SECONDS = 1.0
+"""How long a worker of somebody else's executor has to do with what it is given at a time: enough that handing it over
+costs next to nothing, and not so much that progress is not seen, or that much is lost with the worker."""
+FIRST_LOAD_BYTES = 128 << 20
+"""The same as long as nobody knows how fast they are."""
+MAX_LOAD_BYTES = 1 << 30
 MIN_LOAD_BYTES = 8 << 20
 LOADS_EACH = 4
 """So many loads for each worker, where there is enough to read: so that all of them end at about the same time."""
 LOCAL_READ_COST = 64 << 10
 REMOTE_READ_COST = 1 << 20
 """What a read costs besides its bytes: as much as so many bytes more."""
+_SLACK = 0.1
+"""A load may be so much larger than was wanted, lest a small rest becomes a load of its own."""
 _AXIS_BYTES = 8
 MAX_SAMPLES = 100_000
 
@@ -169,35 +175,49 @@ def plan_blobs(
         yield BlobPlan(location, tuple(held), tuple(parts))
 
 
-def choose_load_bytes(size_bytes: int, reads: int, *, workers: int, read_cost: int) -> int:
-    """How large the loads are into which a checkpoint is cut for so many workers.
+def choose_load_bytes(
+    size_bytes: int,
+    reads: int,
+    *,
+    left: int = 1,
+    workers: int,
+    read_cost: int,
+    bytes_per_second: float | None = None,
+) -> int:
+    """The most that a load of a checkpoint costs, so that it is divided evenly, and all workers have something to do.
 
     Args:
-        size_bytes, reads: of all that is to be read, about.
+        size_bytes, reads: of the checkpoint, about.
+        left: so many checkpoints are still to be read, this one included.
         read_cost: see `cut_loads`.
+        bytes_per_second: what a worker gets done of bytes and read costs; None if nobody knows yet.
     """
-    share = (size_bytes + reads * read_cost) // max(1, LOADS_EACH * workers)
-    return min(LOAD_BYTES, max(MIN_LOAD_BYTES, share))
+    cost = size_bytes + reads * read_cost
+    share = left * cost / (LOADS_EACH * max(1, workers))
+    wanted = FIRST_LOAD_BYTES if bytes_per_second is None else min(LOAD_SECONDS * bytes_per_second, MAX_LOAD_BYTES)
+    loads = max(1, round(cost / max(MIN_LOAD_BYTES, min(wanted, share))))
+    return max(MIN_LOAD_BYTES, int(cost / loads * (1 + _SLACK)))
 
 
-def cut_loads(plans: Iterable[BlobPlan], *, load_bytes: int, read_cost: int) -> Iterator[Load]:
+def cut_loads(plans: Iterable[BlobPlan], *, load_bytes: Callable[[], int], read_cost: int) -> Iterator[Load]:
     """The parts of all blobs in loads of about the same cost: small blobs go together, large ones are divided.
 
     A plan is asked for only when the ones before it have been cut.
 
     Args:
-        load_bytes: the most that a load costs, unless a single part costs more; 0: each part is a load of its own.
+        load_bytes: asked for each load: the most that it costs, unless a single part costs more; 0: each part is a load
+            of its own.
         read_cost: what a part costs besides its bytes.
     """
     ready: list[Stretch] = []
-    cost = 0
+    cost, most = 0, load_bytes()
     for number, plan in enumerate(plans):
         parts: list[BlobPart] = []
         for part in plan.parts:
             more = part.size_bytes + read_cost
-            if cost and cost + more > load_bytes:
+            if cost and cost + more > most:
                 yield (*ready, *([Stretch(number, tuple(parts))] if parts else []))
-                ready, parts, cost = [], [], 0
+                ready, parts, cost, most = [], [], 0, load_bytes()
             parts.append(part)
             cost += more
         if parts:

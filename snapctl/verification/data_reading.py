@@ -6,14 +6,14 @@ import contextlib
 import pickle
 import queue
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from typing import Generic, TypeVar
 
 import msgspec
 
-from snapctl.crc_combine import combine_crc32c
+from snapctl.checksums import combine_crc32c
 from snapctl.errors import StorageError, WorkerError
 from snapctl.save_record import BlobSum
 from snapctl.storage import FileInfo, Storage
@@ -21,6 +21,7 @@ from snapctl.tensors.layout import item_bytes
 from snapctl.verification.data_checks import BlobSource, PartResult, check_load
 from snapctl.verification.data_plan import (
     LOCAL_READ_COST,
+    LOCAL_SUM_BYTES,
     REMOTE_READ_COST,
     BlobPlan,
     Load,
@@ -101,7 +102,7 @@ class Reading:
         self._found: dict[int, BlobFindings] = {}
         self._elements: Counter[str] = Counter()
 
-    def loads(self, *, load_bytes: int, read_cost: int) -> Iterator[Load]:
+    def loads(self, *, load_bytes: Callable[[], int], read_cost: int) -> Iterator[Load]:
         """What is to be read; see `cut_loads`."""
         yield from cut_loads(self._opened(), load_bytes=load_bytes, read_cost=read_cost)
         self.is_cut = True
@@ -192,6 +193,14 @@ def judge_blob(tally: _BlobTally, recorded: BlobSum | None, kept_crc32c: int | N
     return found
 
 
+class _Entry(Generic[Item]):
+    """An item on its way."""
+
+    def __init__(self, item: Item) -> None:
+        self.item = item
+        self.is_done = False
+
+
 class DataReader(Generic[Item]):
     """Hands loads to an executor, no more at a time than it has use for, and takes the results as they come."""
 
@@ -203,6 +212,7 @@ class DataReader(Generic[Item]):
         options: Mapping[str, object] | None,
         silence: Silence,
         is_foreign: bool,
+        left: Callable[[], int],
         on_read: Callable[[int], None],
     ) -> None:
         """
@@ -210,6 +220,7 @@ class DataReader(Generic[Item]):
             capacity: how many loads the executor reads at a time; of a foreign one it is asked again and again, and may
                 raise a `WorkerError` when there is nobody left to read.
             is_foreign: its workers are other processes, perhaps, which take a while to reach.
+            left: how many checkpoints there are to read, about, with the one that is being handed out.
             on_read: called with how many bytes more are done.
         """
         self._executor = executor
@@ -217,31 +228,45 @@ class DataReader(Generic[Item]):
         self._options = options
         self._silence = silence
         self._is_foreign = is_foreign
+        self._left = left
         self._on_read = on_read
-        self._running: dict[Future[tuple[PartResult, ...]], tuple[Item, Reading, Load]] = {}
+        self._pace = _Pace()
+        self._running: dict[Future[tuple[PartResult, ...]], tuple[_Entry[Item], Reading, Load]] = {}
         self._done: queue.SimpleQueue[Future[tuple[PartResult, ...]]] = queue.SimpleQueue()
         self._lost: WorkerError | None = None
         self._workers = 1
         self._look_at = 0.0
 
     def read(self, items: Iterable[tuple[Item, Reading | None]]) -> Iterator[Item]:
-        """The items, each as soon as its data has been read; those without any at once.
+        """The items in their order, each as soon as its data and that of those before it has been read.
 
         Raises:
             WorkerSetupError: a worker has another snapctl, or none.
         """
+        waiting: deque[_Entry[Item]] = deque()
+        for entry in self._read(items, waiting):
+            entry.is_done = True
+            while waiting and waiting[0].is_done:
+                yield waiting.popleft().item
+
+    def _read(
+        self, items: Iterable[tuple[Item, Reading | None]], waiting: deque[_Entry[Item]]
+    ) -> Iterator[_Entry[Item]]:
+        """The entries as they are done; all of them go to the end of `waiting` before."""
         try:
             for item, reading in items:
+                entry = _Entry(item)
+                waiting.append(entry)
                 if reading is None:
-                    yield item
+                    yield entry
                     continue
                 source = BlobSource(reading.storage, self._options)
                 for load in self._loads_of(reading):
-                    self._submit(item, reading, source, load)
+                    self._submit(entry, reading, source, load)
                     while len(self._running) >= _WAITING_EACH * self._workers:
                         yield from self._take_next()
                 if reading.pending == 0:
-                    yield item
+                    yield entry
             while self._running:
                 yield from self._take_next()
         finally:
@@ -250,13 +275,21 @@ class DataReader(Generic[Item]):
 
     def _loads_of(self, reading: Reading) -> Iterator[Load]:
         self._look()
-        cost = LOCAL_READ_COST if reading.storage.scheme == "file" else REMOTE_READ_COST
-        size = (
-            choose_load_bytes(reading.size_bytes, reading.blobs, workers=self._workers, read_cost=cost)
-            if self._is_foreign
-            else 0
-        )
-        return reading.loads(load_bytes=size, read_cost=cost)
+        read_cost = _read_cost(reading)
+
+        def load_bytes() -> int:
+            if not self._is_foreign:
+                return LOCAL_SUM_BYTES if _is_local(reading) else 0  # remotely each part is a request that waits
+            return choose_load_bytes(
+                reading.size_bytes,
+                reading.blobs,
+                left=max(1, self._left()),
+                workers=self._workers,
+                read_cost=read_cost,
+                bytes_per_second=self._pace.per_worker(self._workers),
+            )
+
+        return reading.loads(load_bytes=load_bytes, read_cost=read_cost)
 
     def _look(self) -> None:
         """Asks now and then how much the executor can do by now."""
@@ -269,7 +302,7 @@ class DataReader(Generic[Item]):
             self._lost = error
         self._look_at = time.monotonic() + _LOOK_SECONDS
 
-    def _submit(self, item: Item, reading: Reading, source: BlobSource, load: Load) -> None:
+    def _submit(self, entry: _Entry[Item], reading: Reading, source: BlobSource, load: Load) -> None:
         error = self._silence.error(reading.storage) if self._silence.is_over else self._lost
         if error is not None:
             self._add(reading, load, [PartResult(error=error)] * len(load))
@@ -279,16 +312,17 @@ class DataReader(Generic[Item]):
         else:
             future = self._executor.submit(check_load, source, load)
         reading.pending += 1
-        self._running[future] = item, reading, load
+        self._running[future] = entry, reading, load
         future.add_done_callback(self._done.put)
 
-    def _take_next(self) -> Iterator[Item]:
-        """Waits a while for a result; yields the item whose last one it is, or those that are given up."""
+    def _take_next(self) -> Iterator[_Entry[Item]]:
+        """Waits a while for a result; yields the entry whose last one it is, or those that are given up."""
         with contextlib.suppress(queue.Empty):
             future = self._done.get(timeout=_LOOK_SECONDS if self._is_foreign else None)
             if future in self._running:  # else it was given up, and is done all the same
-                item, reading, load = self._running.pop(future)
-                yield from self._taken(item, reading, load, self._results_of(future, load))
+                entry, reading, load = self._running.pop(future)
+                self._pace.count(sum(s.size_bytes + len(s.parts) * _read_cost(reading) for s in load))
+                yield from self._taken(entry, reading, load, self._results_of(future, load))
         self._look()
         if self._lost is not None:
             yield from self._give_up(self._lost)
@@ -306,17 +340,19 @@ class DataReader(Generic[Item]):
                 raise
             raise explained from error
 
-    def _give_up(self, error: WorkerError) -> Iterator[Item]:
+    def _give_up(self, error: WorkerError) -> Iterator[_Entry[Item]]:
         given_up, self._running = self._running, {}
-        for future, (item, reading, load) in given_up.items():
+        for future, (entry, reading, load) in given_up.items():
             future.cancel()
-            yield from self._taken(item, reading, load, [PartResult(error=error)] * len(load))
+            yield from self._taken(entry, reading, load, [PartResult(error=error)] * len(load))
 
-    def _taken(self, item: Item, reading: Reading, load: Load, results: Iterable[PartResult]) -> Iterator[Item]:
+    def _taken(
+        self, entry: _Entry[Item], reading: Reading, load: Load, results: Iterable[PartResult]
+    ) -> Iterator[_Entry[Item]]:
         reading.pending -= 1
         self._add(reading, load, results)
         if reading.is_cut and reading.pending == 0:
-            yield item
+            yield entry
 
     def _add(self, reading: Reading, load: Load, results: Iterable[PartResult]) -> None:
         found = list(results)
@@ -324,3 +360,32 @@ class DataReader(Generic[Item]):
             self._silence.note(result.error)
         reading.take(load, found)
         self._on_read(sum(stretch.size_bytes for stretch in load))
+
+
+class _Pace:
+    """How fast all workers together are, from the first result on: before that they may have had to start."""
+
+    def __init__(self) -> None:
+        self._began: float | None = None
+        self._cost = 0
+
+    def count(self, cost: int) -> None:
+        """A load of so many bytes and read costs is done."""
+        if self._began is None:
+            self._began = time.monotonic()
+        else:
+            self._cost += cost
+
+    def per_worker(self, workers: int) -> float | None:
+        """Bytes and read costs a second; None if there is nothing yet to tell it from."""
+        if self._began is None or not self._cost:
+            return None
+        return self._cost / max(1e-3, time.monotonic() - self._began) / workers
+
+
+def _is_local(reading: Reading) -> bool:
+    return reading.storage.scheme == "file"
+
+
+def _read_cost(reading: Reading) -> int:
+    return LOCAL_READ_COST if _is_local(reading) else REMOTE_READ_COST

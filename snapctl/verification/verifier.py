@@ -306,6 +306,7 @@ class _Run:
             options=self._options,
             silence=self._silence,
             is_foreign=self._executor is not None,
+            left=lambda: self._progress.checkpoints - self._progress.planned + 1,
             on_read=self._count,
         )
         for job in reader.read((job, job.reading) for job in jobs):
