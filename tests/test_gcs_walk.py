@@ -9,6 +9,7 @@ import pytest
 
 from snapctl.errors import PermissionDeniedError, StorageError, UnavailableError
 from snapctl.storage import Storage, WalkFailure, open_storage
+from snapctl.storage.gcs import walking
 from tests.support.servers import Bucket, Controlled
 
 Names = list[str]
@@ -79,10 +80,12 @@ def test_parts_are_listed_at_the_same_time_and_only_so_many(minigcs: Controlled)
     names, _ = walked(storage)
     assert len(names) == 60 * 410
     stats = minigcs.stats()
-    assert 12 <= stats["maxinflight"] <= 24
+    assert 12 <= stats["maxinflight"] <= walking.WALK_JOBS
 
 
-def test_few_pages_are_held_for_a_caller_who_is_slow(minigcs: Controlled) -> None:
+def test_few_pages_are_held_for_a_caller_who_is_slow(minigcs: Controlled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walking, "AHEAD_PAGES", 96)
+    monkeypatch.setattr(walking, "WALK_JOBS", 24)
     storage = seed(minigcs, run_names("run", 300, 1000))
     walk = storage.walk()
     first = next(walk)
@@ -121,7 +124,7 @@ def test_a_server_that_is_gone_is_not_asked_for_each_part(minigcs: Controlled) -
     assert failures
     assert all(isinstance(failure.error, StorageError) for failure in failures)
     log = minigcs.stats(log=True)["log"]
-    assert len([line for line in log if line[2] == 401]) <= 30
+    assert len([line for line in log if line[2] == 401]) <= walking.WALK_JOBS + 6
 
 
 def test_what_cannot_be_listed_at_all_says_so_first(minigcs: Controlled) -> None:

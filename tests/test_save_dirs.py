@@ -16,6 +16,7 @@ from snapctl.errors import InvalidPathError, SaveDirNotFoundError
 from snapctl.save_dirs.finding import FoundSaveDir, find_save_dirs
 from snapctl.save_dirs.summaries import SaveDirSummary, iter_summaries, path_of
 from snapctl.storage import Storage, open_storage
+from snapctl.storage.gcs import walking
 from tests.support.places import SaveDir
 from tests.support.servers import Bucket, Controlled
 
@@ -216,7 +217,8 @@ def test_an_empty_root_has_none(tmp_path: pathlib.Path) -> None:
     assert list(iter_summaries(open_storage(str(tmp_path)))) == []
 
 
-def test_a_line_comes_before_the_rest_is_listed(minigcs: Controlled) -> None:
+def test_a_line_comes_before_the_rest_is_listed(minigcs: Controlled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walking, "WALK_JOBS", 16)
     Bucket(minigcs.endpoint, "bk")
     blobs = [".snapshot_metadata", *(f"0/w{number}" for number in range(52))]
     names = [f"r{run:02}/{step}/{name}" for run in range(60) for step in range(20) for name in blobs]

@@ -26,9 +26,9 @@ from snapctl.save_dirs.finding import Found, FoundSaveDir, UnreadableDir, find_s
 from snapctl.save_record import SAVE_RECORD_PATH
 from snapctl.storage import ScannedDir, Storage
 
-READ_JOBS = 8
+READ_JOBS = 32
 """So many save directories at a time have what their newest checkpoint recorded read."""
-MAX_WAITING = 4 * READ_JOBS
+MAX_WAITING = 2 * READ_JOBS
 
 
 class PartitionSummary(msgspec.Struct, frozen=True):

@@ -18,15 +18,21 @@ from snapctl.storage.gcs.errors import translate_gcs_error
 from snapctl.storage.gcs.objects import Item, Page
 from snapctl.storage.values import FileInfo, WalkFailure
 
-WALK_JOBS = 24
-"""Parts that are listed at a time."""
+WALK_JOBS = 48
+"""Parts that are listed at a time: to make and to read an answer of 1,000 names takes as long as some round trips."""
+PROBES = 8
+"""So many children are listed, each for itself, as long as nobody knows how large they are."""
 CUT_AFTER_PAGES = 8
-"""A part that is longer is cut. Cutting costs a request or two, and an unfilled page in each of its parts."""
+"""A part that is longer is cut, and a shorter one if nothing else is left to begin. Cutting costs a request or two, and
+an unfilled page in each of its parts."""
 MAX_PART_PAGES = 4
 """Children are put together into parts of at most so many pages, by estimate."""
-AHEAD_PAGES = 96
-"""So many pages are held at a time, more only for the part whose turn it is."""
+AHEAD_PAGES = 384
+"""So many pages (some 200 kB each) are held at a time, more only for the part whose turn it is. Enough for all parts
+that are being listed at their largest: with fewer, only the first one would go on."""
 PAGE_ITEMS = 1000
+_SPARE = 0.05
+"""Of a page: a part that is a little larger than was thought does not need one more."""
 MAX_DESCENT = 8
 """Directories that are looked into, one in the other, for a place where a part can be cut."""
 MAX_FAILED_PARTS = 3
@@ -47,15 +53,27 @@ class _Family:
         """None seen yet: nobody knows."""
         self.waiting = 0
         """Children in parts that have not begun."""
+        self.probes = 0
+        """Parts that were begun while nobody knew."""
+        self.is_large = False
+        """One of them fills more than a page."""
+
+    @property
+    def is_probed(self) -> bool:
+        """It must first be seen how large those are that have begun."""
+        return not self.children and not self.is_large and self.probes >= PROBES
+
+    def pages_of(self, children: int) -> float:
+        """How many pages so many children fill, about; infinitely many if nobody knows."""
+        return children * max(self.objects / self.children, 1e-3) / PAGE_ITEMS if self.children else float("inf")
 
     @property
     def wanted_children(self) -> int:
         """How many children make a part that is worth its requests: a full page at least."""
         if not self.children:
             return 1
-        each = max(self.objects / self.children, 1e-3)
-        pages = min(max(self.waiting * each / PAGE_ITEMS / WALK_JOBS, 1), MAX_PART_PAGES)
-        return max(1, int(pages * PAGE_ITEMS / each))
+        pages = min(max(int(self.pages_of(self.waiting) / WALK_JOBS), 1), MAX_PART_PAGES)
+        return max(1, int((pages - _SPARE) / self.pages_of(1)))
 
 
 class _Part:
@@ -68,8 +86,14 @@ class _Part:
         self.level = level
         """The directory (with its slash) that all of it lies in."""
         self.family = family
+        """It can be put together with neighbours of the same family."""
+        self.siblings = family
+        """How large it may be is learnt from these."""
         self.children = 1
-        self.cut_after = CUT_AFTER_PAGES
+        self.cut_at = CUT_AFTER_PAGES
+        """It is cut after this page, if there are more."""
+        self.may_be_cut = True
+        """Whether it has not turned out lately that there is no directory to cut it at."""
         self.pages: deque[list[Item]] = deque()
         self.task: asyncio.Task[None] | None = None
         self.is_done = False
@@ -92,8 +116,10 @@ class _Walk:
         self._ask = ask
         self._prefix = prefix
         first = _Part(prefix, "", prefix)
-        first.cut_after = 1
+        first.cut_at = 1
         self._parts: deque[_Part] = deque([first])
+        self._waiting = 1
+        """Parts that have not begun."""
         self._held = 0
         self._running = 0
         self._failed_in_a_row = 0
@@ -136,9 +162,13 @@ class _Walk:
         while not self._is_over and self._running < WALK_JOBS and index < len(self._parts):
             part = self._parts[index]
             index += 1
-            if part.task is not None or part.is_done:
+            family = part.family
+            if part.task is not None or part.is_done or (family is not None and family.is_probed):
                 continue
+            if family is not None:
+                family.probes += 1
             self._put_together(index)
+            self._waiting -= 1
             self._running += 1
             part.task = asyncio.ensure_future(self._list(part))
 
@@ -156,6 +186,7 @@ class _Walk:
             part.end, part.level = following.end, following.level[: following.level.rfind("/", 0, -1) + 1]
             part.children += following.children
             del self._parts[index]
+            self._waiting -= 1
         family.waiting -= part.children
 
     async def _list(self, part: _Part) -> None:
@@ -197,16 +228,31 @@ class _Walk:
             token = page.nextPageToken or None
             if token is None:
                 break
-            if page.items and number % part.cut_after == 0 and (rest := await self._cut(part, page.items)):
-                where = self._parts.index(part) + 1
-                self._parts.rotate(-where)
-                self._parts.extendleft(reversed(rest))
-                self._parts.rotate(where)
-                break
-            part.cut_after = CUT_AFTER_PAGES
+            if part.family is not None and not part.family.is_large:
+                part.family.is_large = True
+                self._begin_parts()
+            if page.items and (number >= part.cut_at or (part.may_be_cut and self._is_worth_cutting(part, number))):
+                rest = await self._cut(part, page.items)
+                if rest:
+                    self._insert(rest, behind=part)
+                    break
+                part.cut_at, part.may_be_cut = number + CUT_AFTER_PAGES, False
         if part.family is not None:
             part.family.objects += objects
             part.family.children += part.children
+
+    def _is_worth_cutting(self, part: _Part, number: int) -> bool:
+        """Whether most have nothing left to do while this part still has some pages behind the one of this number."""
+        if self._running > WALK_JOBS // 4 or self._waiting:
+            return False
+        return part.siblings is not None and part.siblings.pages_of(part.children) >= number + 2
+
+    def _insert(self, parts: Sequence[_Part], *, behind: _Part) -> None:
+        where = self._parts.index(behind) + 1
+        self._parts.rotate(-where)
+        self._parts.extendleft(reversed(parts))
+        self._parts.rotate(where)
+        self._waiting += len(parts)
 
     async def _cut(self, part: _Part, items: Sequence[Item]) -> list[_Part]:
         """What is left of a part, in parts: the rest of the child it is in, and each child behind that. Empty if there
@@ -235,10 +281,10 @@ class _Walk:
         for start, end in zip(marks, [*marks[1:], part.end], strict=True):
             parts.append(_Part(start, end, start, family))
         tail = parts[-1]
-        tail.level, tail.family = level, None
+        tail.level, tail.family = level, None  # behind the last child there may be files
         family.waiting = len(marks) - 1
         if has_more:  # more children than one page names: the last one goes with those that are still unknown
-            tail.cut_after = 1
+            tail.cut_at, tail.siblings = 1, None
         return parts
 
     def _give_up(self, error: BaseException) -> None:
@@ -246,6 +292,7 @@ class _Walk:
         for part in self._parts:
             if part.task is None and not part.is_done:
                 part.is_done, part.error = True, error
+        self._waiting = 0
 
 
 def _is_final(error: BaseException) -> bool:
