@@ -154,6 +154,10 @@ def test_who_may_only_read_can_check_and_not_mark(snapctl: Run) -> None:
         write_checkpoint(local_writer(directory), 20, markers=("val",))
         pathlib.Path(directory, "20/evaled_by/test_CLAIM.1").touch()
         os.chmod(directory, 0o755)
+        write_checkpoint(local_writer(directory), 10)
+        for more in (("--claim",), ()):  # so that all is imported: Python itself may lie where only root can read
+            assert snapctl("mark-eval", f"{directory}/10", "train", *more).code == 0
+        assert snapctl("pin", f"{directory}/10").code == 0
         os.seteuid(65534)
         try:
             checked = snapctl("mark-eval", f"{directory}/20", "val", "test", "--check", "--json")

@@ -78,9 +78,17 @@ def test_colour_adds_nothing_but_colour(directory: pathlib.Path) -> None:
     for arguments in COMMANDS:
         coloured = show(directory, 80, *arguments)
         assert "\x1b[1m" in coloured, arguments
-        assert set(re.findall(r"\x1b\[(\d+)m", coloured)) <= {"0", "1", "2", "31", "32", "33", "36"}, arguments
+        assert set(re.findall(r"\x1b\[([\d;]+)m", coloured)) <= {"0", "1", "2", "1;31", "32", "33", "36"}, arguments
         assert "\x1b" not in show(directory, 80, *arguments, NO_COLOR="1")
         assert without_control(coloured) == without_control(show(directory, 80, *arguments, NO_COLOR="1"))
+
+
+def test_an_error_is_seen_on_a_terminal_of_any_colour(directory: pathlib.Path) -> None:
+    coloured = show(directory, 80, "latest", "nowhere")
+    assert coloured.startswith("\x1b[1;31merror:\x1b[0m "), "bold: plain red is hard to read on black"
+    plain = show(directory, 80, "latest", "nowhere", NO_COLOR="1")
+    assert without_control(plain) == without_control(coloured)
+    assert plain.startswith("error: ")
 
 
 def test_folding_loses_nothing(directory: pathlib.Path) -> None:

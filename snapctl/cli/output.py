@@ -26,7 +26,7 @@ _BREAKS = "/.,_-="
 """A long word is divided after one of these, if there is one in the second half of a line."""
 FIRST_COMBINING = "\u0300"
 """Before it every character takes one column."""
-_SGR = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_SGR = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
@@ -101,8 +101,9 @@ class Output:
     def columns(self, cells: Sequence[str], rest: str, widths: Sequence[int]) -> None:
         """One row of a table that nobody sees as a whole: columns of fixed widths, flush right, and a last one that
         takes what room it needs. A cell that is too wide moves the others."""
-        row = _row([_plain(cell) for cell in cells], widths, [True] * len(cells), color=wants_color(sys.stdout))
-        self._write("  ".join([*row, printable(rest)]) + "\n")
+        shown = [_plain(cell) for cell in (*cells, rest)]
+        flush = [True] * len(cells) + [False]
+        self._write("  ".join(_row(shown, [*widths, 0], flush, color=wants_color(sys.stdout))) + "\n")
 
     def text(self, text: str) -> None:
         """A document of another kind, as it is."""
@@ -158,7 +159,7 @@ class Output:
             self.warnings.append(redact(message))
         else:
             self.flush()  # it comes after what it speaks of
-            write_stderr(f"warning: {one_line(message)}")
+            _tell("warning", "yellow", message)
 
     def note(self, message: str) -> None:
         """What is going on; not with ``--json``."""
@@ -176,9 +177,9 @@ class Output:
             return
         with contextlib.suppress(BrokenPipeError, StorageError):  # `main` sees to that
             self.flush()
-        write_stderr(f"error: {one_line(text)}")
+        _tell("error", "red", text)
         if hint:
-            write_stderr(f"hint: {one_line(hint)}")
+            _tell("hint", "cyan", hint)
 
     def confirm(self, question: str) -> bool:
         """Asks on stderr; anything but a yes is a no.
@@ -271,13 +272,18 @@ def stdout_errors() -> Iterator[None]:
         raise StorageError(f"stdout: {error}") from error
 
 
-def write_stderr(line: str) -> None:
+def _tell(label: str, style: str, message: str) -> None:
+    """A labelled line on stderr."""
+    write_stderr(one_line(message), label=_painted(f"{label}:", style, color=wants_color(sys.stderr)) + " ")
+
+
+def write_stderr(line: str, *, label: str = "") -> None:
     """A line on stderr, without secrets. If that is gone there is nobody left to tell."""
     line = redact(line)
     with contextlib.suppress(OSError, ValueError, AttributeError):
         encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         text = line.encode(encoding, "backslashreplace").decode(encoding)
-        sys.stderr.write(text + "\n")
+        sys.stderr.write(label + text + "\n")
         sys.stderr.flush()
 
 
@@ -428,9 +434,13 @@ def _row(cells: Sequence[str], widths: Sequence[int], flush: Sequence[bool], *, 
     for cell, width, to_right in zip(cells, widths, flush, strict=True):
         padding = " " * (width - cell_width(cell))
         style = cell.style if isinstance(cell, Cell) else ""
-        shown = f"\x1b[{_SGR[style]}m{cell}\x1b[0m" if color and style and cell else str(cell)
+        shown = _painted(cell, style, color=color)
         parts.append(padding + shown if to_right else shown + padding)
     return parts
+
+
+def _painted(text: str, style: str, *, color: bool) -> str:
+    return f"\x1b[{_SGR[style]}m{text}\x1b[0m" if color and style and text else str(text)
 
 
 def _field_lines(pairs: Sequence[tuple[str, str]], room: int | None, *, color: bool) -> list[str]:

@@ -39,7 +39,7 @@ def list_save_dirs(out: Output, root: str, options: Mapping[str, Any]) -> ExitCo
             out.document(_json(summary))
         else:
             if is_first:
-                out.columns([Cell(name, "bold") for name in _HEADERS], "SAVE_DIR", _WIDTHS)
+                out.columns([Cell(name, "bold") for name in _HEADERS], Cell("SAVE_DIR", "bold"), _WIDTHS)
             out.columns(_cells(summary), summary.path, _WIDTHS)
         is_first = False
         out.flush()

@@ -29,7 +29,7 @@ PROGRAMS = ("console", "sh", "bash", "python")
 _MARKER = re.compile(r"<!-- test: (\w+)\s*(.*?) -->")
 _VARYING = (
     (re.compile(r"\b20\d\d-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?Z"), "TIME"),
-    (re.compile(r"\b[0-9a-f]{16}\b"), "ID"),
+    (re.compile(r"(?<![.\w])[0-9a-f]{16}\b"), "ID"),
     (re.compile(r"(?<=seconds['\"]: )[\d.]+"), "SECONDS"),
     (re.compile(r"(?<=blocked )[\d.]+ s|(?<=durable after )[\d.]+ s"), "SECONDS"),
     (re.compile(r"(?<=\"owner\": \")[^\"]+"), "OWNER"),
