@@ -186,7 +186,7 @@ def resharding(root: pathlib.Path) -> bool:
 
 
 def _job(rank: int, directory: str) -> tuple[int, int]:
-    from tests.test_restoring_ranks import row_job
+    from tests.restoring.test_restoring_ranks import row_job
 
     return row_job(rank, directory)
 

@@ -22,13 +22,13 @@ else:
 from tests.support.command import Finished, snapctl_here
 from tests.support.command import snapctl as run_snapctl
 from tests.support.places import SaveDir
+from tests.support.repository import DATA
 from tests.support.servers import Bucket, Controlled, fake_gcs_server, fault_proxy, mini_gcs
 
 # On a busy machine an example may take its time.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
-DATA = pathlib.Path(__file__).parent / "data"
 _ELSEWHERE_NOT_SET = ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE")
 
 

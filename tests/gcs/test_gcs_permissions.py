@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -11,11 +10,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from tests.support.command import Finished
-from tests.support.repository import require_repository
+from tests.support.repository import ROOT, require_repository
 from tests.support.servers import Bucket, Controlled
 
 require_repository()
-ROOT = pathlib.Path(__file__).parents[2]
 SAMPLE = ROOT / "tests" / "data" / "torchrec-2ranks" / "100"
 LIST, GET, CREATE, DELETE, UPDATE, BUCKET = (
     "objects.list",

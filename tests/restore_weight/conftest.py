@@ -6,6 +6,7 @@ import pathlib
 
 import pytest
 
+from tests.support.repository import ROOT
 from tests.support.shards import Builder
 from tests.support.snapshots import local_writer
 
@@ -32,4 +33,4 @@ def no_torch(tmp_path: pathlib.Path) -> dict[str, str]:
     """An environment in which torch cannot be imported."""
     (tmp_path / "hidden/torch").mkdir(parents=True)
     (tmp_path / "hidden/torch/__init__.py").write_text("raise ImportError('hidden')\n")
-    return {"PYTHONPATH": f"{tmp_path}/hidden:{pathlib.Path(__file__).parent.parent.parent}"}
+    return {"PYTHONPATH": f"{tmp_path}/hidden:{ROOT}"}

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 
 from tests.restore_weight.common import TABLE, left, load_npy, restore
+from tests.support.repository import ROOT
 from tests.support.servers import Bucket, Controlled
 from tests.support.shards import Builder, grid
 
@@ -75,4 +76,4 @@ def test_a_table_of_all_kinds_of_shardings_over_memory_storage_is_no_special_cas
         "b.sharded('m/t', t, {0: grid((10, 6), (3, 2))[::2], 1: grid((10, 6), (3, 2))[1::2]}); b.finish(2)\n"
         "assert np.array_equal(snapctl.read_tensor('memory://run', 'm/t', rows=(2, 9)), t[2:9])"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=pathlib.Path(__file__).parent.parent.parent)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)

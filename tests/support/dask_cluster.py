@@ -11,7 +11,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 
-REPOSITORY = pathlib.Path(__file__).parents[2]
+from tests.support.repository import ROOT
+
 MAIN = "from distributed.cli.{module} import main; main()"
 _SETTINGS = {
     "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1",
@@ -84,7 +85,7 @@ class Cluster:
     def _start(
         self, name: str, code: str, options: list[str], env: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
-        paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         variables = {**os.environ, **_SETTINGS, "PYTHONPATH": os.pathsep.join(paths), **(env or {})}
         with open(self.logs / f"{name}.log", "wb") as log:
             command = [sys.executable, "-c", code, *options]

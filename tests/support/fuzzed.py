@@ -22,9 +22,9 @@ from snapctl.storage import open_storage
 from tests.support.attacked import Done, run_commands
 from tests.support.mutations import dump, mutate_bytes, mutate_document
 from tests.support.random_snapshots import Snapshot, full_snapshot, random_snapshot
+from tests.support.repository import DATA
 from tests.support.snapshots import local_writer, metadata
 
-DATA = pathlib.Path(__file__).parents[1] / "data"
 SECONDS_FOR_EACH = 5.0
 
 

@@ -24,7 +24,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.support.repository import ROOT
+
 PROGRAMS = ("console", "sh", "bash", "python")
 _MARKER = re.compile(r"<!-- test: (\w+)\s*(.*?) -->")
 _VARYING = (

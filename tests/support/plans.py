@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,8 +13,8 @@ from snapctl.pruning.policy import PolicyTerms, make_policy
 from snapctl.pruning.protection import Clock, Subject
 from snapctl.pruning.retention import Plan, plan_prune
 from snapctl.storage import FileInfo
+from tests.support.repository import GOLDEN
 
-GOLDEN = pathlib.Path(__file__).parent.parent / "golden"
 NOW = 1_800_000_000.0
 """2027-01-15 08:00 UTC, a Friday."""
 HOUR, DAY = 3600.0, 86400.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 import shutil
 import subprocess
@@ -13,10 +12,9 @@ from snapctl.cli.app import COMMANDS
 from snapctl.cli.exit_codes import MEANINGS, ExitCode
 from snapctl.cli.man_page import make_man_page
 from snapctl.cli.outline import Command, outline_all, outline_command
-from tests.support.repository import require_repository
+from tests.support.repository import ROOT, require_repository
 
 require_repository()
-ROOT = pathlib.Path(__file__).parents[1]
 EVERYWHERE = {"--help", "--storage-option", "--json"}
 
 

@@ -20,12 +20,11 @@ from snapctl.save_dirs.summaries import PartitionSummary, SaveDirSummary, Unread
 from snapctl.save_record import BlobSum, RankTimings, RestoreTimings, SaveRecord, format_save_record
 from tests.support.command import Finished, unprivileged
 from tests.support.places import SaveDir
-from tests.support.repository import require_repository
+from tests.support.repository import DOCS, require_repository
 from tests.support.snapshots import write_checkpoint
 
 Snapctl = Callable[..., Finished]
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
-DOCS = pathlib.Path(__file__).parents[1] / "docs"
 
 
 def page(name: str) -> str:

@@ -22,8 +22,9 @@ from snapctl.verification.targets import find_targets
 from snapctl.verification.verdicts import CheckpointReport
 from snapctl.verification.verifier import Progress, Thoroughness, verify
 from tests.support.command import Finished
-from tests.support.dask_cluster import REPOSITORY, Cluster, dask_processes
+from tests.support.dask_cluster import Cluster, dask_processes
 from tests.support.random_snapshots import full_snapshot
+from tests.support.repository import DOCS, ROOT, require_repository
 from tests.support.servers import Bucket, Controlled, fault_proxy
 from tests.support.snapshots import local_writer, write_checkpoint
 
@@ -182,7 +183,8 @@ def test_nothing_is_left_on_the_cluster(snapctl_inside: Run, cluster: Cluster, r
 
 
 def test_the_example_of_verify_md_runs(snapctl_inside: Run, cluster: Cluster, run_dir: pathlib.Path) -> None:
-    page = (REPOSITORY / "docs" / "verify.md").read_text()
+    require_repository()
+    page = (DOCS / "verify.md").read_text()
     (line,) = [line for line in page.splitlines() if line.startswith("$ snapctl verify") and "--dask" in line]
     places = {"gs://my-bucket/run1": str(run_dir / "10"), "tcp://scheduler:8786": cluster.address}
     done = snapctl_inside(*[places.get(word, word) for word in line.split()[2:]])
@@ -398,7 +400,7 @@ def test_a_worker_with_another_version_decodes_nothing_and_is_named(
     snapctl_inside: Run, tmp_path: pathlib.Path, run_dir: pathlib.Path
 ) -> None:
     old = tmp_path / "old"
-    shutil.copytree(REPOSITORY / "snapctl", old / "snapctl", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "snapctl", old / "snapctl", ignore=shutil.ignore_patterns("__pycache__"))
     (old / "snapctl" / "release.py").write_text('__version__ = "0.0.9"\n')
     with dask_processes(tmp_path / "cluster") as found:
         found.add_worker("old", before=f"import sys; sys.path.insert(0, {str(old)!r})\n")

@@ -34,10 +34,10 @@ from snapctl.restoring.targets import describe, fill  # noqa: E402
 from snapctl.storage import LocalStorage, open_storage  # noqa: E402
 from snapctl.tensors.layout import resolve_layouts  # noqa: E402
 from snapctl.tensors.reader import TensorReader  # noqa: E402
+from tests.saving.test_staging import KINDS, ODD_KEYS, bare_take, layout, save  # noqa: E402, F401
 from tests.support.servers import Bucket, Controlled  # noqa: E402
 from tests.support.snapshots import local_writer, metadata, tensor_entry  # noqa: E402
 from tests.support.stored import raw, same_bytes  # noqa: E402
-from tests.test_staging import KINDS, ODD_KEYS, bare_take, layout, save  # noqa: E402, F401
 
 pytestmark = pytest.mark.torch
 State = torchsnapshot.StateDict

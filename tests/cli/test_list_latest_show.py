@@ -16,11 +16,11 @@ import pytest
 
 from tests.support.command import Finished, unprivileged
 from tests.support.command import snapctl as run_snapctl
+from tests.support.repository import DATA
 from tests.support.servers import Bucket, Controlled
 from tests.support.snapshots import Write, local_writer, metadata, primitive, tensor_entry, write_checkpoint
 
 Snapctl = Callable[..., Finished]
-DATA = pathlib.Path(__file__).parent / "data"
 REAL = sorted(path.parent.parent for path in DATA.glob("*/*/.snapshot_metadata"))
 
 

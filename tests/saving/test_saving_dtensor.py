@@ -23,6 +23,7 @@ from snapctl.errors import UnsavableError  # noqa: E402
 from snapctl.saving.savable import SAVES_DTENSORS  # noqa: E402
 from snapctl.storage import LocalStorage  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
+from tests.support.repository import ROOT  # noqa: E402
 from tests.support.stored import read_manifest, read_stored, same_bytes  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -218,12 +219,12 @@ def test_with_a_nightly_all_of_this_passes(tmp_path: pathlib.Path) -> None:
         pytest.skip("this is a nightly")
     if not python:
         pytest.skip("SNAPCTL_NIGHTLY_PYTHON names no interpreter with a nightly of torchsnapshot")
-    root = pathlib.Path(__file__).parents[1]
     command = [python, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'nightly'}"]
     command += [
-        str(root / "tests" / name) for name in ("test_saving_dtensor.py", "test_staging.py", "test_training.py")
+        str(ROOT / "tests" / name)
+        for name in ("saving/test_saving_dtensor.py", "saving/test_staging.py", "test_training.py")
     ]
     done = subprocess.run(
-        command, cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=600
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

@@ -25,9 +25,9 @@ from snapctl.manifest import (
     parse_manifest,
     split_rank,
 )
+from tests.support.repository import DATA
 from tests.support.snapshots import metadata, primitive, tensor_entry
 
-DATA = pathlib.Path(__file__).parent / "data"
 FIXTURES = sorted(DATA.glob("*/*/.snapshot_metadata"))
 
 

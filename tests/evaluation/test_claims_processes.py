@@ -20,10 +20,11 @@ import pytest
 from snapctl.markers import Claim, claim_of_path, parse_claim
 from snapctl.storage import Storage, open_storage
 from tests.support.places import SaveDir
+from tests.support.repository import SUPPORT
 from tests.support.servers import Bucket, Controlled
 from tests.support.snapshots import local_writer, write_checkpoint
 
-WORKER = pathlib.Path(__file__).parent / "support" / "claim_worker.py"
+WORKER = SUPPORT / "claim_worker.py"
 HOURS = (0, 5, -7, 11, -2, 48, -30, 1)
 
 

@@ -24,12 +24,12 @@ from torch.distributed.tensor import Shard, distribute_tensor  # noqa: E402
 from snapctl import Snapshot  # noqa: E402
 from snapctl.dcp import StorageReader  # noqa: E402
 from snapctl.errors import NotFoundError  # noqa: E402
+from tests.saving.test_staging import KINDS  # noqa: E402
 from tests.support.ranks import run_ranks  # noqa: E402
-from tests.support.repository import require_repository  # noqa: E402
+from tests.support.repository import DOCS, require_repository  # noqa: E402
 from tests.support.servers import Bucket  # noqa: E402
 from tests.support.sharded import boxes_by_rank, holds, sharded  # noqa: E402
 from tests.support.stored import raw, same_bytes  # noqa: E402
-from tests.test_staging import KINDS  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 State = torchsnapshot.StateDict
@@ -250,7 +250,7 @@ def test_the_example_of_the_documentation_runs_as_it_stands(
     require_repository()
     model, optimizer = trained()
     Snapshot(tmp_path / "run", {"model": model, "optimizer": optimizer}).save(100).wait()
-    text = (pathlib.Path(__file__).parents[1] / "docs/dcp.md").read_text()
+    text = (DOCS / "dcp.md").read_text()
     example = text.split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)
     exec(example, {})

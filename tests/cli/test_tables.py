@@ -12,12 +12,11 @@ import sys
 
 import pytest
 
+from tests.support.repository import DATA, GOLDEN
 from tests.support.snapshots import local_writer, write_checkpoint
 from tests.support.terminal import on_terminal, without_control
 
 pytestmark = pytest.mark.timeout(900)
-GOLDEN = pathlib.Path(__file__).parent / "golden"
-DATA = pathlib.Path(__file__).parent / "data"
 COMMANDS = (
     ("list", "run", "--all", "--long"),
     ("show", "torchrec", "--values"),

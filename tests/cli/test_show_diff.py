@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from snapctl.save_record import BlobSum, SaveRecord, format_save_record
+from tests.cli.test_cli_boundary import on_terminal
 from tests.support.command import Finished
 from tests.support.places import SaveDir
+from tests.support.repository import DATA
 from tests.support.snapshots import Write, metadata, primitive, tensor_entry, write_checkpoint
-from tests.test_cli_boundary import on_terminal
 
 Run = Callable[..., Finished]
-DATA = pathlib.Path(__file__).parent / "data"
 
 
 def floats(*values: float) -> Any:

@@ -21,13 +21,14 @@ pytest.importorskip("torchsnapshot")
 from tests.support.command import snapctl as run_snapctl
 from tests.support.deaths import SCENES, Saving, Scene
 from tests.support.places import SaveDir
+from tests.support.repository import SUPPORT
 from tests.support.results import record_row
 from tests.support.snapshots import write_checkpoint
 
 ROUNDS = int(os.environ.get("SNAPCTL_SOAK_ROUNDS", "100"))
 SEED = int(os.environ.get("SNAPCTL_SOAK_SEED", "0"))
 PAGE = 4096
-CLOCK = str(pathlib.Path(__file__).parent / "support" / "jumping_clock.py")
+CLOCK = str(SUPPORT / "jumping_clock.py")
 
 pytestmark = pytest.mark.torch
 scenes = pytest.mark.parametrize("name", SCENES)

@@ -15,11 +15,10 @@ import pytest
 import yaml
 
 from snapctl.pruning.policy import make_policy, read_policy
-from tests.support.repository import require_repository
+from tests.support.repository import DOCS, require_repository
 from tests.support.saves import LocalSaveDir, fill, steps_that_look_complete
 
 require_repository()
-DOCS = pathlib.Path(__file__).parent.parent / "docs"
 AUTOMATION = (DOCS / "prune-automation.md").read_text()
 
 

@@ -12,11 +12,10 @@ import sys
 import pytest
 
 from tests.support.random_snapshots import full_snapshot
-from tests.support.repository import require_repository
+from tests.support.repository import ROOT, require_repository
 from tests.support.snapshots import local_writer
 
 require_repository()
-ROOT = pathlib.Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
 
 

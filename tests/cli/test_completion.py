@@ -21,12 +21,11 @@ from snapctl.cli.completion.scripts import SCRIPTS
 from snapctl.cli.completion.words import put_back, split_line
 from snapctl.cli.outline import outline_all
 from tests.support.command import Finished
-from tests.support.repository import require_repository
+from tests.support.repository import ROOT, require_repository
 from tests.support.servers import Bucket
 from tests.support.snapshots import local_writer, write_checkpoint
 from tests.support.terminal import on_terminal
 
-ROOT = pathlib.Path(__file__).parents[1]
 BREAKS = " \t\n\"'@><=;|&(:"
 Run = Callable[..., Finished]
 

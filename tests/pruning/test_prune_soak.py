@@ -1,4 +1,4 @@
-"""prune is killed at random moments, again and again: python -m pytest -m soak tests/test_prune_soak.py -s"""
+"""prune is killed at random moments, again and again: python -m pytest -m soak tests/pruning/test_prune_soak.py -s"""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from tests.support.repository import SUPPORT
 from tests.support.saves import (
     GcsSaveDir,
     LocalSaveDir,
@@ -32,7 +33,7 @@ from tests.support.snapshots import write_checkpoint
 DELETING = ".snapshot_metadata.deleting"
 MANIFEST = ".snapshot_metadata"
 KILLS = int(os.environ.get("SNAPCTL_SOAK_KILLS", "200"))
-WORKER = str(pathlib.Path(__file__).parent / "support" / "prune_worker.py")
+WORKER = str(SUPPORT / "prune_worker.py")
 STEPS = range(100, 700, 100)
 NEWEST = 1000
 

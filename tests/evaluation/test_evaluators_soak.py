@@ -15,9 +15,10 @@ import pytest
 from snapctl.markers import claim_of_path, parse_claim
 from snapctl.storage import open_storage
 from tests.support.places import SaveDir
+from tests.support.repository import SUPPORT
 from tests.support.snapshots import write_checkpoint
 
-EVALUATOR = pathlib.Path(__file__).parent / "support" / "evaluator.py"
+EVALUATOR = SUPPORT / "evaluator.py"
 PARTITIONS = ["val", "test", "train"]
 STEPS = 200
 TTL = 3.0

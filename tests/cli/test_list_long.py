@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from snapctl.cli.charts import ASCII_RAMP, BLOCKS, sparkline
 from snapctl.save_record import BlobSum, RankTimings, SaveRecord, format_save_record
+from tests.cli.test_cli_boundary import on_terminal
 from tests.support.command import Finished
 from tests.support.places import SaveDir
 from tests.support.snapshots import metadata, write_checkpoint
-from tests.test_cli_boundary import on_terminal
 
 Run = Callable[..., Finished]
 

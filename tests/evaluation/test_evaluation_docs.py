@@ -13,13 +13,12 @@ import pytest
 
 from tests.support.command import Finished
 from tests.support.command import snapctl as run_snapctl
-from tests.support.repository import require_repository
+from tests.support.repository import ROOT, require_repository
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 require_repository()
-ROOT = pathlib.Path(__file__).parents[1]
 SHORTER = {"--follow": "--follow --interval 1s --timeout 60s", "sleep 60": "sleep 1", "timeout=3600": "1, timeout=10"}
 
 
