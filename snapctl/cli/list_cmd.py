@@ -25,7 +25,8 @@ from snapctl.cli.options import (
     StorageOptions,
     parse_storage_options,
 )
-from snapctl.cli.output import Cell, Output, format_number, format_size
+from snapctl.cli.output import Output, format_number, format_size
+from snapctl.cli.tables import Cell
 from snapctl.errors import InvalidOptionError
 from snapctl.markers import format_time
 from snapctl.metrics import is_evaluated

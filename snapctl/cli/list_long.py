@@ -9,7 +9,8 @@ from typing import Any
 from snapctl.cadence import SaveTime, Series, Spacing, find_save_time, find_series
 from snapctl.checkpoints import Checkpoint
 from snapctl.cli.charts import ramp_of, sparkline
-from snapctl.cli.output import Output, cell_width, format_number, terminal_width
+from snapctl.cli.output import Output, format_number
+from snapctl.cli.terminal import cell_width, terminal_width
 from snapctl.durations import format_duration
 
 CHART_COLUMNS = 60

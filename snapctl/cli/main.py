@@ -15,7 +15,8 @@ import typer
 
 from snapctl.cli.completion import REQUEST
 from snapctl.cli.exit_codes import ExitCode, code_of
-from snapctl.cli.output import Output, one_line, stdout_errors, write_stderr
+from snapctl.cli.output import Output, stdout_errors, write_stderr
+from snapctl.cli.terminal import one_line
 from snapctl.errors import SnapctlError, StorageError
 from snapctl.redaction import redact, remember_arguments
 

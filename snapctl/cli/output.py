@@ -7,38 +7,18 @@ import json
 import math
 import os
 import select
-import shutil
 import sys
 import time
-import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
+from snapctl.cli.tables import field_lines, plain, row_line, table_lines
+from snapctl.cli.terminal import is_terminal, one_line, painted, printable, terminal_width, wants_color
 from snapctl.errors import InvalidOptionError, NoSpaceError, RefusedError, SnapctlError, StorageError
 from snapctl.markers import json_number
 from snapctl.redaction import redact
 
-MIN_COLUMN = 8
-SHORT_WORD = 12
-LONG_WORD = 20
-"""On a narrow terminal words of a table are not divided up to this length if that can be, and never up to the other."""
-_BREAKS = "/.,_-="
-"""A long word is divided after one of these, if there is one in the second half of a line."""
-FIRST_COMBINING = "\u0300"
-"""Before it every character takes one column."""
-_SGR = {"bold": "1", "dim": "2", "red": "1;31", "green": "32", "yellow": "33", "cyan": "36"}
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-
-
-class Cell(str):
-    """A table's cell with a style; the text alone says all that it means."""
-
-    style: str
-
-    def __new__(cls, text: str, style: str = "") -> Cell:
-        self = super().__new__(cls, text)
-        self.style = style
-        return self
 
 
 class Output:
@@ -70,7 +50,7 @@ class Output:
     def path(self, path: str, *, end: str = "\n") -> None:
         """A bare path for scripts: its very bytes, but on a terminal, where it is escaped; and one with a line break in
         it is escaped wherever lines are records (``--print0`` has the very bytes)."""
-        if end == "\n" and ("\n" in path or _is_terminal(sys.stdout)):
+        if end == "\n" and ("\n" in path or is_terminal(sys.stdout)):
             self._write(printable(path) + end)
         else:
             self._write_bytes(os.fsencode(path + end))
@@ -81,44 +61,25 @@ class Output:
         Args:
             right: headers of the columns that are flush right.
         """
-        cells = [[_plain(cell) for cell in row] for row in rows]
-        widths = [max(map(cell_width, column)) for column in zip(headers, *cells, strict=True)]
-        flush = [header in right for header in headers]
-        room = terminal_width(sys.stdout)
-        if room is not None and sum(widths) + 2 * (len(widths) - 1) > room:
-            words = [max(map(_longest_word, column)) for column in zip(headers, *cells, strict=True)]
-            narrow = _shrink(widths, words, flush, room)
-            if narrow is None:
-                self._records(headers, cells, room)
-                return
-            widths = narrow
-        color = wants_color(sys.stdout)
-        lines = ["  ".join(_row([Cell(header, "bold") for header in headers], widths, flush, color=color)).rstrip()]
-        for row in cells:
-            lines += _fold_row(row, widths, flush, color=color, fold=room is not None)
-        self._write("\n".join(lines) + "\n")
+        room, color = terminal_width(sys.stdout), wants_color(sys.stdout)
+        lines = table_lines(headers, rows, right=right, room=room, color=color)
+        self._write("".join(f"{line}\n" for line in lines))
 
     def columns(self, cells: Sequence[str], rest: str, widths: Sequence[int]) -> None:
         """One row of a table that nobody sees as a whole: columns of fixed widths, flush right, and a last one that
         takes what room it needs. A cell that is too wide moves the others."""
-        shown = [_plain(cell) for cell in (*cells, rest)]
+        shown = [plain(cell) for cell in (*cells, rest)]
         flush = [True] * len(cells) + [False]
-        self._write("  ".join(_row(shown, [*widths, 0], flush, color=wants_color(sys.stdout))) + "\n")
+        self._write(row_line(shown, [*widths, 0], flush, color=wants_color(sys.stdout)) + "\n")
 
     def text(self, text: str) -> None:
         """A document of another kind, as it is."""
         self._write_bytes(text.encode())
 
-    def _records(self, headers: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> None:
-        """A table for a terminal that is too narrow for it: a block of lines for each row."""
-        color = wants_color(sys.stdout)
-        blocks = [_field_lines(list(zip(headers, row, strict=True)), room, color=color) for row in rows]
-        self._write("\n".join(f"{line}\n" for line in map("\n".join, blocks)))
-
     def fields(self, pairs: Sequence[tuple[str, str]]) -> None:
         """Names and values, one pair a line."""
-        shown = [(name, _plain(value)) for name, value in pairs]
-        for line in _field_lines(shown, terminal_width(sys.stdout), color=False):
+        shown = [(name, plain(value)) for name, value in pairs]
+        for line in field_lines(shown, terminal_width(sys.stdout), color=False):
             self._write(line + "\n")
 
     def flush(self) -> None:
@@ -187,7 +148,7 @@ class Output:
         Raises:
             RefusedError: nobody can be asked: stdin is no terminal, or the answer is to be JSON.
         """
-        if self.as_json or not _is_terminal(sys.stdin):
+        if self.as_json or not is_terminal(sys.stdin):
             raise RefusedError("nobody can be asked", hint="--yes does it without asking, --dry-run only shows")
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(f"{one_line(question)} [y/N] ")
@@ -212,7 +173,7 @@ class Output:
         Returns:
             a function to call with how much is done by now and, if that has changed, how much there is in all.
         """
-        if not only_if or not self.wants_progress or self.as_json or not _is_terminal(sys.stderr):
+        if not only_if or not self.wants_progress or self.as_json or not is_terminal(sys.stderr):
             yield lambda done, total=None: None
             return
         from rich import progress
@@ -246,7 +207,7 @@ class StdoutSink:
     def __init__(self) -> None:
         if sys.stdout is None:
             raise StorageError("stdout: is closed")
-        if _is_terminal(sys.stdout):
+        if is_terminal(sys.stdout):
             raise InvalidOptionError("binary data is not written to a terminal", hint="redirect standard output")
         sys.stdout.flush()
 
@@ -274,7 +235,7 @@ def stdout_errors() -> Iterator[None]:
 
 def _tell(label: str, style: str, message: str) -> None:
     """A labelled line on stderr."""
-    write_stderr(one_line(message), label=_painted(f"{label}:", style, color=wants_color(sys.stderr)) + " ")
+    write_stderr(one_line(message), label=painted(f"{label}:", style, color=wants_color(sys.stderr)) + " ")
 
 
 def write_stderr(line: str, *, label: str = "") -> None:
@@ -308,38 +269,6 @@ def json_value(value: object) -> Any:
     return value
 
 
-# -- text ------------------------------------------------------------------------------------------------------------
-
-_ACTED_ON = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
-
-
-def printable(text: str) -> str:
-    """The text with every character escaped that a terminal would act on, or that cannot be shown."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(_escape(c) if unicodedata.category(c) in _ACTED_ON else c for c in text)
-
-
-def _escape(character: str) -> str:
-    code = ord(character)
-    known = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(character)
-    if known:
-        return known
-    if 0xDC80 <= code <= 0xDCFF:  # a byte of a file name that is not UTF-8
-        return f"\\x{code - 0xDC00:02x}"
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def one_line(text: str) -> str:
-    """A message as one line that is safe to show."""
-    return printable(" ".join(text.split("\n")))
-
-
-def _plain(cell: str) -> str:
-    shown = printable(cell)
-    return Cell(shown, cell.style) if isinstance(cell, Cell) else shown
-
-
 def format_size(size_bytes: int | None) -> str:
     """``1.5 GiB``; ``-`` for what is not known."""
     if size_bytes is None:
@@ -355,141 +284,3 @@ def format_size(size_bytes: int | None) -> str:
 def format_number(value: float) -> str:
     """A metric for people: six significant digits."""
     return f"{value:.6g}" if math.isfinite(value) else str(json_number(value))
-
-
-def cell_width(text: str) -> int:
-    """Columns that a text takes on a terminal."""
-    if text.isascii() or max(text) < FIRST_COMBINING:
-        return len(text)
-    from rich.cells import cell_len
-
-    return cell_len(str(text))
-
-
-def chop(text: str, width: int) -> list[str]:
-    """A text in pieces that are at most so wide, at spaces where there are some; at least one piece."""
-    if cell_width(text) <= width:
-        return [text]
-    pieces: list[str] = []
-    for word in str(text).split(" "):
-        if pieces and cell_width(pieces[-1]) + 1 + cell_width(word) <= width:
-            pieces[-1] += f" {word}"
-        else:
-            pieces += _chop_word(word, width)
-    return [Cell(piece, text.style) for piece in pieces] if isinstance(text, Cell) else pieces
-
-
-def _chop_word(word: str, width: int) -> list[str]:
-    if cell_width(word) <= width:
-        return [word]
-    from rich.cells import chop_cells
-
-    pieces = []
-    while cell_width(word) > width:
-        piece = chop_cells(word, width)[0]
-        ends = [end for end in range(len(piece) // 2 + 1, len(piece) + 1) if _may_end(word, end)]
-        cut = ends[-1] if ends else len(piece)
-        pieces.append(word[:cut])
-        word = word[cut:]
-    return [*pieces, word]
-
-
-def _may_end(word: str, end: int) -> bool:
-    """Whether a word is well divided here: behind punctuation, but not within a number."""
-    return word[end - 1] in _BREAKS and not (word[end - 1] in ".-" and word[end].isdigit())
-
-
-def _longest_word(text: str) -> int:
-    return max(map(cell_width, str(text).split(" ")))
-
-
-def _shrink(widths: Sequence[int], words: Sequence[int], fixed: Sequence[bool], room: int) -> list[int] | None:
-    """Widths that fit, taken from the widest columns; None if that leaves too little of them.
-
-    Args:
-        words: the longest word of each column, which is divided only if it is long.
-        fixed: columns that keep their width: numbers.
-    """
-    result = list(widths)
-    excess = sum(result) + 2 * (len(result) - 1) - room
-    steps = (
-        [min(width, LONG_WORD) for width in widths],
-        [min(word, LONG_WORD) for word in words],
-        [min(word, SHORT_WORD) for word in words],
-    )
-    for step in steps:
-        floors = [width if keeps else floor for width, floor, keeps in zip(widths, step, fixed, strict=True)]
-        while excess > 0:
-            spare = [width - floor for width, floor in zip(result, floors, strict=True)]
-            most = max(range(len(result)), key=spare.__getitem__)
-            if spare[most] <= 0:
-                break
-            result[most] -= 1
-            excess -= 1
-    return result if excess <= 0 else None
-
-
-def _row(cells: Sequence[str], widths: Sequence[int], flush: Sequence[bool], *, color: bool) -> list[str]:
-    parts = []
-    for cell, width, to_right in zip(cells, widths, flush, strict=True):
-        padding = " " * (width - cell_width(cell))
-        style = cell.style if isinstance(cell, Cell) else ""
-        shown = _painted(cell, style, color=color)
-        parts.append(padding + shown if to_right else shown + padding)
-    return parts
-
-
-def _painted(text: str, style: str, *, color: bool) -> str:
-    return f"\x1b[{_SGR[style]}m{text}\x1b[0m" if color and style and text else str(text)
-
-
-def _field_lines(pairs: Sequence[tuple[str, str]], room: int | None, *, color: bool) -> list[str]:
-    """Names and values below each other; in colour the names are bold, and values have their styles."""
-    width = max((len(name) for name, _ in pairs), default=0) + 2
-    lines = []
-    for name, value in pairs:
-        parts = [value] if room is None else chop(value, max(MIN_COLUMN, room - width))
-        for number, part in enumerate(parts):
-            label = Cell(f"{name}:" if number == 0 else "", "bold")
-            lines.append("".join(_row([label, part], [width, cell_width(part)], [False, False], color=color)))
-    return lines
-
-
-def _fold_row(
-    row: Sequence[str], widths: Sequence[int], flush: Sequence[bool], *, color: bool, fold: bool
-) -> list[str]:
-    if not fold:
-        return ["  ".join(_row(row, widths, flush, color=color)).rstrip()]
-    pieces = [chop(cell, width) for cell, width in zip(row, widths, strict=True)]
-    height = max(map(len, pieces))
-    lines = []
-    for number in range(height):
-        part = [piece[number] if number < len(piece) else "" for piece in pieces]
-        lines.append("  ".join(_row(part, widths, flush, color=color)).rstrip())
-    return lines
-
-
-# -- terminals -------------------------------------------------------------------------------------------------------
-
-
-def _is_terminal(stream: TextIO | None) -> bool:
-    try:
-        return stream is not None and stream.isatty()
-    except ValueError:
-        return False
-
-
-def wants_color(stream: TextIO | None) -> bool:
-    """Whether escape sequences may go there. ``NO_COLOR`` wins over ``FORCE_COLOR``."""
-    if os.environ.get("NO_COLOR"):
-        return False
-    if os.environ.get("FORCE_COLOR"):
-        return True
-    return _is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown")
-
-
-def terminal_width(stream: TextIO | None) -> int | None:
-    """Columns of a terminal; None for a pipe or a file, which have no edge."""
-    if not _is_terminal(stream):
-        return None
-    return max(20, shutil.get_terminal_size((80, 24)).columns)

@@ -6,7 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from snapctl.cli.output import Cell, Output, format_size
+from snapctl.cli.output import Output, format_size
+from snapctl.cli.tables import Cell
 from snapctl.durations import format_duration
 from snapctl.markers import format_time
 from snapctl.pruning.pruner import Prepared, Pruned

@@ -9,7 +9,8 @@ from typing import Any
 
 from snapctl.checkpoints import open_save_dir
 from snapctl.cli.exit_codes import ExitCode
-from snapctl.cli.output import Cell, Output, format_size
+from snapctl.cli.output import Output, format_size
+from snapctl.cli.tables import Cell
 from snapctl.durations import format_duration
 from snapctl.markers import format_time
 from snapctl.save_dirs.openmetrics import format_openmetrics

@@ -9,7 +9,8 @@ import msgspec
 
 from snapctl.checkpoints import Checkpoint, read_blob_sums
 from snapctl.cli.exit_codes import ExitCode
-from snapctl.cli.output import Cell, Output, format_size
+from snapctl.cli.output import Output, format_size
+from snapctl.cli.tables import Cell
 from snapctl.comparison import Change, ChangeGroup, Comparison, compare, describe, group_changes
 from snapctl.errors import StorageError
 from snapctl.inspection import summarize

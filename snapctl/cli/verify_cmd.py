@@ -23,8 +23,9 @@ from snapctl.cli.options import (
     StorageOptions,
     parse_storage_options,
 )
-from snapctl.cli.output import Cell, Output, error_json, format_size
+from snapctl.cli.output import Output, error_json, format_size
 from snapctl.cli.several import code_of_several, open_several
+from snapctl.cli.tables import Cell
 from snapctl.errors import (
     CheckpointNotFoundError,
     InvalidOptionError,

@@ -20,7 +20,9 @@ import pytest
 from snapctl.cli.exit_codes import ExitCode, worst
 from snapctl.cli.main import main
 from snapctl.cli.options import parse_duration, parse_storage_options
-from snapctl.cli.output import cell_width, chop, format_size, printable
+from snapctl.cli.output import format_size
+from snapctl.cli.tables import chop
+from snapctl.cli.terminal import cell_width, printable
 from snapctl.errors import InvalidOptionError
 from tests.support.command import Finished
 from tests.support.snapshots import local_writer, metadata, tensor_entry, write_checkpoint
