@@ -153,3 +153,13 @@ def test_a_walk_knows_sizes(minigcs: Controlled) -> None:
     minigcs.seed("bk", [("r/x", 17), ("r/y/", 0)])
     (files,) = [part for part in open_storage("gs://bk").walk() if isinstance(part, list)]
     assert [(file.path, file.size_bytes) for file in files] == [("r/x", 17), ("r/y/", 0)]
+
+
+@pytest.mark.timeout(60)
+def test_all_are_tried_when_the_first_ones_of_unknown_size_fail(minigcs: Controlled) -> None:
+    large = [f"a/{number:05}/x" for number in range(1200)]
+    storage = seed(minigcs, [*large, *(f"b{number:02}/x" for number in range(40))])
+    minigcs.configure(faults=[{"match": "startOffset=root%2Fb|startOffset=root/b", "status": 403, "body": "no"}])
+    found, failures = walked(storage)
+    assert found == large
+    assert {f"b{number:02}" for number in range(39)} <= {failure.path for failure in failures}

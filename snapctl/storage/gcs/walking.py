@@ -21,7 +21,7 @@ from snapctl.storage.values import FileInfo, WalkFailure
 WALK_JOBS = 48
 """Parts that are listed at a time: to make and to read an answer of 1,000 names takes as long as some round trips."""
 PROBES = 8
-"""So many children are listed, each for itself, as long as nobody knows how large they are."""
+"""So many children are listed at a time, each for itself, as long as nobody knows how large they are."""
 CUT_AFTER_PAGES = 8
 """A part that is longer is cut, and a shorter one if nothing else is left to begin. Cutting costs a request or two, and
 an unfilled page in each of its parts."""
@@ -53,15 +53,15 @@ class _Family:
         """None seen yet: nobody knows."""
         self.waiting = 0
         """Children in parts that have not begun."""
-        self.probes = 0
-        """Parts that were begun while nobody knew."""
+        self.running = 0
+        """Parts that are being listed."""
         self.is_large = False
         """One of them fills more than a page."""
 
     @property
     def is_probed(self) -> bool:
         """It must first be seen how large those are that have begun."""
-        return not self.children and not self.is_large and self.probes >= PROBES
+        return not self.children and not self.is_large and self.running >= PROBES
 
     def pages_of(self, children: int) -> float:
         """How many pages so many children fill, about; infinitely many if nobody knows."""
@@ -166,7 +166,7 @@ class _Walk:
             if part.task is not None or part.is_done or (family is not None and family.is_probed):
                 continue
             if family is not None:
-                family.probes += 1
+                family.running += 1
             self._put_together(index)
             self._waiting -= 1
             self._running += 1
@@ -202,6 +202,8 @@ class _Walk:
         finally:
             part.is_done = True
             self._running -= 1
+            if part.family is not None:
+                part.family.running -= 1
             self._begin_parts()
             assert self._changed is not None
             self._changed.set()
