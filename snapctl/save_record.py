@@ -107,7 +107,7 @@ class _Head(msgspec.Struct):
     world_size: int
     manifest: _Sum
     ranks: list[_Rank] = []
-    restored: _Restored | msgspec.UnsetType | None = msgspec.UNSET
+    restored: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Whole(_Head):
@@ -159,18 +159,24 @@ def _parse_time(text: str) -> float:
     return found
 
 
-def _parse_restored(found: _Restored | msgspec.UnsetType | None) -> RestoreTimings | None:
-    if found is None or isinstance(found, msgspec.UnsetType):
+def _parse_restored(found: msgspec.Raw | msgspec.UnsetType) -> RestoreTimings | None:
+    """None also for what cannot be understood: nothing but a figure depends on it."""
+    if isinstance(found, msgspec.UnsetType):
         return None
-    restored_at = _parse_time(found.restored_at)
-    return RestoreTimings(restored_at, found.step, found.world_size, found.restored_seconds, found.bytes)
+    try:
+        held = msgspec.json.decode(found, type=_Restored)
+        restored_at = _parse_time(held.restored_at)
+    except (ValueError, RecursionError):
+        return None
+    return RestoreTimings(restored_at, held.step, held.world_size, held.restored_seconds, held.bytes)
 
 
-def _format_restored(held: RestoreTimings | None) -> _Restored | msgspec.UnsetType:
+def _format_restored(held: RestoreTimings | None) -> msgspec.Raw | msgspec.UnsetType:
     if held is None:
         return msgspec.UNSET
     restored_at = format_time(held.restored_at) or ""
-    return _Restored(restored_at, held.step, held.world_size, held.restored_seconds, held.size_bytes)
+    found = _Restored(restored_at, held.step, held.world_size, held.restored_seconds, held.size_bytes)
+    return msgspec.Raw(msgspec.json.encode(found))
 
 
 def _sum(found: _Sum) -> BlobSum:

@@ -10,7 +10,13 @@ from typing import Any
 import torchsnapshot
 
 from snapctl.checkpoints import find_place, get_checkpoint
-from snapctl.errors import CheckpointNotFoundError, InvalidOptionError, SaveDirNotFoundError
+from snapctl.errors import (
+    CheckpointNotFoundError,
+    InvalidOptionError,
+    RestoreError,
+    SaveDirNotFoundError,
+    SnapctlError,
+)
 from snapctl.restoring.restorer import restore
 from snapctl.restoring.weight_loading import load_weight
 from snapctl.save_record import RestoreTimings
@@ -132,17 +138,21 @@ class Snapshot:
             CheckpointNotFoundError, ManifestError, StorageError: it could not be opened.
         """
         path, found_options = _path_and_options(checkpoint)
-        self._restored = None
-        self._restored = restore(
-            path,
-            self.state,
-            storage_options=found_options if found_options is not None else self._storage_options,
-            replicated=self._replicated,
-            optional=frozenset({f"{EXTRA_STATE}/step", f"{EXTRA_STATE}/walltime"}),
-            allow_pickle=allow_pickle,
-            checksums=self._options.checksums if checksums is None else checksums,
-            patience_seconds=self._options.patience_seconds,
-        )
+        try:
+            self._restored = restore(
+                path,
+                self.state,
+                storage_options=found_options if found_options is not None else self._storage_options,
+                replicated=self._replicated,
+                optional=frozenset({f"{EXTRA_STATE}/step", f"{EXTRA_STATE}/walltime"}),
+                allow_pickle=allow_pickle,
+                checksums=self._options.checksums if checksums is None else checksums,
+                patience_seconds=self._options.patience_seconds,
+            )
+        except BaseException as error:
+            if _has_touched(error):
+                self._restored = None  # the state comes from nowhere in particular
+            raise
 
     @staticmethod
     def load_snapshot_to_weight(
@@ -189,6 +199,13 @@ class Snapshot:
         """
         path = _checkpoint_path(snapshot_path, global_step, missing_ok, storage_options)
         return torchsnapshot.Snapshot(plugin_url(path) if path else "", storage_options=dict(storage_options or {}))
+
+
+def _has_touched(error: BaseException) -> bool:
+    """Whether a restore that ended with this error may have changed the state."""
+    if isinstance(error, RestoreError):
+        return bool(error.loaded or error.incomplete)
+    return not isinstance(error, SnapctlError)
 
 
 def _path_and_options(

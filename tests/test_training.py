@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 torchsnapshot = pytest.importorskip("torchsnapshot")
 
 from snapctl import Snapshot  # noqa: E402
-from snapctl.errors import CheckpointNotFoundError, InvalidPathError, SaveDirNotFoundError  # noqa: E402
+from snapctl.errors import CheckpointNotFoundError, InvalidPathError, RestoreError, SaveDirNotFoundError  # noqa: E402
 from snapctl.save_record import SAVE_RECORD_PATH, RestoreTimings, parse_save_record  # noqa: E402
 from tests.support.stored import read_manifest  # noqa: E402
 
@@ -68,7 +68,21 @@ def test_a_save_records_the_restore_that_its_state_comes_from(tmp_path: pathlib.
     with pytest.raises(SaveDirNotFoundError):
         snapshot.restore(tmp_path / "9")
     snapshot.save(6).wait()
-    assert recorded(tmp_path / "6") is None, "what was restored at last is not known to be in the state"
+    assert recorded(tmp_path / "6") == restored, "nothing of the state was touched"
+    snapshot.state["m"] = Stubborn()
+    with pytest.raises(RestoreError):
+        snapshot.restore(tmp_path / "6")
+    snapshot.state["m"] = new_state()["m"]
+    snapshot.save(7).wait()
+    assert recorded(tmp_path / "7") is None, "it is half of one and half of the other"
+
+
+class Stubborn(torchsnapshot.StateDict):  # type: ignore[misc]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise ValueError("no")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"w": torch.zeros(6)}
 
 
 def recorded(checkpoint: pathlib.Path) -> RestoreTimings | None:

@@ -278,6 +278,8 @@ class Deleter:
             if not begun.is_set() and not is_over:
                 with contextlib.suppress(StorageError):  # then it goes when it is an hour old
                     storage.delete(DELETING_NAME, version=announcement.version)
+                    if isinstance(error, _Stop) and error.outcome.is_gone:
+                        storage.delete_empty_dirs()  # the announcement may have kept another prune from that
             raise
 
     # -- (2) ---------------------------------------------------------------------------------------------------

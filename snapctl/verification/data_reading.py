@@ -39,6 +39,9 @@ _LOOK_SECONDS = 1.0
 _WAITING_EACH = 2
 """So many loads for each that is being read: the next one must be there when one is done."""
 
+_MAX_OPEN = 256
+"""So many checkpoints are held until the first of them has been read."""
+
 Item = TypeVar("Item")
 
 
@@ -244,10 +247,16 @@ class DataReader(Generic[Item]):
             WorkerSetupError: a worker has another snapctl, or none.
         """
         waiting: deque[_Entry[Item]] = deque()
-        for entry in self._read(items, waiting):
-            entry.is_done = True
-            while waiting and waiting[0].is_done:
-                yield waiting.popleft().item
+        try:
+            for entry in self._read(items, waiting):
+                entry.is_done = True
+                while waiting and waiting[0].is_done:
+                    yield waiting.popleft().item
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield from [entry.item for entry in waiting if entry.is_done]  # what is known is told all the same
+            raise
 
     def _read(
         self, items: Iterable[tuple[Item, Reading | None]], waiting: deque[_Entry[Item]]
@@ -257,6 +266,8 @@ class DataReader(Generic[Item]):
             for item, reading in items:
                 entry = _Entry(item)
                 waiting.append(entry)
+                while len(waiting) > _MAX_OPEN and self._running:
+                    yield from self._take_next()
                 if reading is None:
                     yield entry
                     continue

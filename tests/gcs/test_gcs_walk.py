@@ -106,8 +106,9 @@ def test_few_pages_are_held_for_a_caller_who_is_slow(minigcs: Controlled, monkey
 def test_a_part_that_fails_is_named_and_the_others_are_whole(minigcs: Controlled) -> None:
     names = sorted(name for run in range(10, 40) for name in run_names(f"run-{run}", 6, 200))
     storage = seed(minigcs, names)
-    minigcs.configure(faults=[{"match": "startOffset=root%2Frun-2", "status": 403, "body": "no"}])
+    minigcs.configure(faults=[{"match": "startOffset=root/run-2", "status": 403, "body": "no"}])
     found, failures = walked(storage)
+    assert failures
     assert {failure.path.partition("/")[0] for failure in failures} <= {"", *(f"run-{n}" for n in range(20, 30))}
     assert all(isinstance(failure.error, PermissionDeniedError) for failure in failures)
     assert [name for name in names if not name.startswith("run-2")] == [n for n in found if not n.startswith("run-2")]
@@ -159,7 +160,24 @@ def test_a_walk_knows_sizes(minigcs: Controlled) -> None:
 def test_all_are_tried_when_the_first_ones_of_unknown_size_fail(minigcs: Controlled) -> None:
     large = [f"a/{number:05}/x" for number in range(1200)]
     storage = seed(minigcs, [*large, *(f"b{number:02}/x" for number in range(40))])
-    minigcs.configure(faults=[{"match": "startOffset=root%2Fb|startOffset=root/b", "status": 403, "body": "no"}])
+    minigcs.configure(faults=[{"match": "startOffset=root/b", "status": 403, "body": "no"}])
     found, failures = walked(storage)
     assert found == large
     assert {f"b{number:02}" for number in range(39)} <= {failure.path for failure in failures}
+
+
+def test_a_range_that_fails_names_a_directory_that_all_of_it_lies_in(minigcs: Controlled) -> None:
+    names = [f"a/{child:03}/{number:03}" for child in range(30) for number in range(100)]
+    names += [
+        *(f"b{number:05}" for number in range(1000)),
+        *(f"c{number:02}/.snapshot_metadata" for number in range(3)),
+    ]
+    storage = seed(minigcs, names)
+    minigcs.configure(faults=[{"match": "startOffset=root/a/029|pageToken", "status": 403, "body": "no"}])
+    found, failures = walked(storage)
+    unknown = [failure.path for failure in failures]
+    assert unknown
+    missing = set(names) - set(found)
+    assert missing
+    lost = [name for name in missing if not any(not path or name.startswith(f"{path}/") for path in unknown)]
+    assert lost == [], f"unknown are only {unknown}"

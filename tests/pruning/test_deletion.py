@@ -276,6 +276,21 @@ def test_a_checkpoint_that_is_gone_altogether_leaves_no_ghost(save_dir: SaveDir)
     assert below(save_dir, 100) == []
 
 
+def test_no_directory_is_left_of_what_another_prune_deletes_meanwhile(local: LocalSaveDir) -> None:
+    fill(local, 100, 200)
+    watch = Watch()
+    prepared = prepare_watched(local, watch, keep_last=(1,))
+
+    def delete_all_but_the_announcement() -> None:
+        local.delete(f"100/{MANIFEST}")
+        local.delete("100/0")
+
+    watch.once("write", f"100/{DELETING}", delete_all_but_the_announcement, after=True)
+    outcome = outcome_of(carry_out(prepared), 100)
+    assert (outcome.status, outcome.is_gone) == ("left", True)
+    assert not (local.root / "100").exists()
+
+
 def test_a_manifest_that_was_replaced_at_the_last_moment_is_left(local: LocalSaveDir) -> None:
     fill(local, 100, 200)
     watch = Watch()

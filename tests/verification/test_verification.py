@@ -8,8 +8,9 @@ import os
 import pathlib
 import random
 import shutil
+import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from copy import copy
 from typing import Any
 
@@ -558,6 +559,35 @@ def test_reports_come_in_the_order_of_the_checkpoints(tmp_path: pathlib.Path) ->
     found = [report.step for report in verify(targets, how, executor=executor)]
     assert executor.order == [1, 1, 0]
     assert found == [10, 20, 30]
+
+
+class BreaksAtLast(Executor):
+    """Its first call is never done: it breaks when the two others are."""
+
+    def __init__(self) -> None:
+        self._futures: list[Future[Any]] = []
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        self._futures.append(future)
+        if len(self._futures) > 1:
+            future.set_result(function(*args, **kwargs))
+        if len(self._futures) == 3:
+            broken = BrokenExecutor("a worker died")
+            threading.Timer(0.3, self._futures[0].set_exception, [broken]).start()
+        return future
+
+
+def test_what_is_known_is_told_when_the_executor_breaks(tmp_path: pathlib.Path) -> None:
+    for step in ("10", "20", "30"):
+        full_snapshot(recorded=True).write(local_writer(tmp_path), step)
+    found = []
+    with pytest.raises(BrokenExecutor):
+        for report in verify(
+            find_targets(str(tmp_path), every=True, level="data"), Thoroughness("data"), executor=BreaksAtLast()
+        ):
+            found.append((report.step, report.verdict))
+    assert found == [(20, "sound"), (30, "sound")]
 
 
 def test_the_data_can_be_read_by_other_processes(tmp_path: pathlib.Path) -> None:

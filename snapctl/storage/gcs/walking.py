@@ -267,6 +267,8 @@ class _Walk:
             marks = [name for name in page.prefixes if name > last]
             if marks:
                 return self._parts_of(part, level, marks, items, has_more=bool(page.nextPageToken))
+            if page.nextPageToken:  # files, and behind them nobody knows
+                return []
             child, slash, _ = last[len(level) :].partition("/")
             if not slash:
                 return []
