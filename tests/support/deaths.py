@@ -376,7 +376,8 @@ def kill_again_and_again(scene: Scene, number: signal.Signals, rounds: int) -> T
     usual = first.seconds
     assert first.code in scene.after_a_normal_end, first
     tally = Tally()
-    for _ in range(rounds * 4):
+    tries = rounds * 4 + 20
+    for _ in range(tries):
         scene.prepare()
         death = scene.start(streams).die(usual * scene.rng.uniform(0.0, 1.05), number)
         moment = scene.check()
@@ -387,8 +388,8 @@ def kill_again_and_again(scene: Scene, number: signal.Signals, rounds: int) -> T
             tally.kills += 1
             tally.moments[moment] += 1
             tally.longest_seconds = max(tally.longest_seconds, death.seconds)
-        usual *= 1.02 if at_work else 0.93  # aim better: the machine is faster or slower than it was
+        usual *= 1.02 if at_work else 0.85  # aim better: the machine is faster or slower than it was
         scene.go_on(streams)
         if tally.kills == rounds:
             return tally
-    raise AssertionError(f"only {tally.kills} of {rounds * 4} died at work")
+    raise AssertionError(f"only {tally.kills} of {tries} died at work")
