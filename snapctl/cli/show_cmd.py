@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from snapctl.cadence import find_save_time
@@ -282,13 +283,7 @@ def _head_json(found: Checkpoint, manifest: Manifest, summary: Summary, now: flo
 def _restored_json(restored: RestoreTimings | None) -> dict[str, Any] | None:
     if restored is None:
         return None
-    return {
-        "restored_at": format_time(restored.restored_at),
-        "step": restored.step,
-        "world_size": restored.world_size,
-        "restored_seconds": restored.restored_seconds,
-        "size_bytes": restored.size_bytes,
-    }
+    return {**msgspec.structs.asdict(restored), "restored_at": format_time(restored.restored_at)}
 
 
 def _entry_json(entry: LogicalEntry) -> dict[str, Any]:
